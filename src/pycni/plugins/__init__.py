@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The built-in plugins: CNI type to class, loaded on first use."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from pycni.plugins.sdk import Plugin
+
+# A literal table: nothing is imported before it is used, and `pycni --help` needs none of it.
+BUILTIN: dict[str, str] = {
+    "loopback": "pycni.plugins.loopback:Loopback",
+    "bridge": "pycni.plugins.bridge:Bridge",
+    "host-local": "pycni.plugins.host_local:HostLocal",
+    "tuning": "pycni.plugins.tuning:Tuning",
+    "portmap": "pycni.plugins.portmap:Portmap",
+}
+
+
+@functools.cache
+def load(plugin_type: str) -> Plugin[Any]:
+    """Return the built-in plugin `plugin_type`; raise KeyError if there is none."""
+    module, _, name = BUILTIN[plugin_type].partition(":")
+    plugin: Plugin[Any] = getattr(importlib.import_module(module), name)()
+    return plugin
