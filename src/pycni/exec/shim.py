@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin executable where no C compiler is at hand: shim.c's work, frame for frame.
+
+Start-up is its whole cost (an interpreter takes 6 ms, `json` alone as much again), so it imports
+nothing but the three C modules below; a test counts them. `pycni install` writes this text after
+a shebang and the two assignments of SOCKET and INTERPRETER.
+"""
+
+import posix
+import sys
+
+import _socket
+
+SOCKET = "/run/pycni/shim.sock"
+INTERPRETER = "/usr/bin/python3"
+
+FRAME_VERSION = 1
+MAX_REQUEST = 16 * 1024 * 1024
+DEFAULT_TIMEOUT_S = 120
+FORWARDED = (b"CNI_", b"TRACEPARENT=", b"TRACESTATE=", b"BAGGAGE=")
+
+
+def fail(code, msg, details):
+    """Print a CNI error and exit."""
+    text = '{\n    "code": %d,\n    "msg": "%s",\n    "details": "%s"\n}' % (code, msg, details)
+    posix.write(1, text.encode())
+    posix._exit(1)
+
+
+def connect(path, timeout_s):
+    """Return a connection to the service, or None when none listens."""
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        connection.connect(path)
+    except TimeoutError:
+        fail(11, "the pycni service accepts no connection in time", path)
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def read_stdin():
+    """Everything on stdin, up to the limit the service accepts."""
+    chunks = []
+    size = 0
+    while True:
+        chunk = posix.read(0, 65536)
+        if not chunk:
+            return b"".join(chunks)
+        size += len(chunk)
+        if size > MAX_REQUEST:
+            fail(6, "the network configuration on stdin is larger than 16 MiB", "")
+        chunks.append(chunk)
+
+
+def request(name):
+    """The request frame of framing.py."""
+    pairs = (key + b"=" + value for key, value in posix.environ.items())
+    variables = [pair for pair in pairs if pair.startswith(FORWARDED)]
+    variables.append(b"PYCNI_PLUGIN=" + name)
+    env = b"".join(pair + b"\0" for pair in variables)
+    body = bytes((FRAME_VERSION,)) + len(env).to_bytes(4, "big") + env + read_stdin()
+    return len(body).to_bytes(4, "big") + body
+
+
+def send(connection, frame):
+    """Send the frame, the descriptor of CNI_NETNS with its first byte."""
+    ancillary = []
+    try:
+        netns = posix.open(
+            posix.environ.get(b"CNI_NETNS", b""), posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK
+        )
+        ancillary.append((_socket.SOL_SOCKET, _socket.SCM_RIGHTS, netns.to_bytes(4, sys.byteorder)))
+    except OSError:
+        pass  # the service reports a missing namespace where the verb needs one
+    try:
+        sent = connection.sendmsg([frame], ancillary)
+        connection.sendall(frame[sent:])
+    except OSError as exc:
+        fail(11, "the pycni service refused the request", exc.strerror or "timed out")
+
+
+def receive(connection, length):
+    """Exactly `length` bytes."""
+    data = bytearray()
+    while len(data) < length:
+        try:
+            chunk = connection.recv(length - len(data))
+        except TimeoutError:
+            fail(
+                11,
+                "the pycni service did not answer in time",
+                "the call may still be running; DEL and repeat it",
+            )
+        except OSError:
+            chunk = b""
+        if not chunk:
+            fail(
+                11,
+                "the pycni service closed the connection before it answered",
+                "look at its log, then DEL and repeat the call",
+            )
+        data += chunk
+    return bytes(data)
+
+
+def write_all(fd, data):
+    """Write all of `data`."""
+    while data:
+        data = data[posix.write(fd, data) :]
+
+
+def main():
+    """Run one plugin call through the service."""
+    name = sys.argv[0].rpartition("/")[2]
+    path = posix.environ.get(b"PYCNI_SHIM_SOCKET") or SOCKET
+    limit = posix.environ.get(b"PYCNI_SHIM_TIMEOUT", b"")
+    timeout_s = int(limit) if limit.isdigit() and int(limit) else DEFAULT_TIMEOUT_S
+    connection = connect(path, timeout_s)
+    if connection is None:
+        try:
+            posix.execv(INTERPRETER, [INTERPRETER, "-I", "-m", "pycni.exec.skel", name])
+        except OSError:
+            fail(
+                11,
+                "no pycni service listens and its interpreter cannot be run",
+                INTERPRETER,
+            )
+    send(connection, request(name.encode()))
+    body = receive(connection, int.from_bytes(receive(connection, 4), "big"))
+    stdout_length = int.from_bytes(body[1:5], "big")
+    write_all(1, body[5 : 5 + stdout_length])
+    write_all(2, body[5 + stdout_length :])
+    posix._exit(body[0])
+
+
+if __name__ == "__main__":
+    main()

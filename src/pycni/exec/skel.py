@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One plugin execution by the letter of the protocol: environment checks, JSON out, exit status.
+
+`answer` is the same for a plugin run in this process and for one run by the service on behalf of
+a shim; `main` is what an executable becomes when no service listens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+import msgspec
+
+from pycni import __version__
+from pycni.errors import CniError, InvalidEnvironment, IOFailure
+from pycni.exec.framing import Call, Reply
+from pycni.model import jsonio
+from pycni.model.names import ContainerId, IfName
+from pycni.model.request import Request, Verb
+from pycni.model.version import CURRENT
+from pycni.model.wire_error import encode_error
+
+log = logging.getLogger(__name__)
+
+Execute = Callable[[str, Request], bytes]
+Versions = Callable[[str], tuple[str, ...]]
+
+# What a variable is needed for, in the order the reference implementation reports them.
+ATTACHMENT_VERBS = (Verb.ADD, Verb.CHECK, Verb.DEL)
+REQUIRED: dict[str, tuple[Verb, ...]] = {
+    "CNI_CONTAINERID": ATTACHMENT_VERBS,
+    "CNI_NETNS": (Verb.ADD, Verb.CHECK),
+    "CNI_IFNAME": ATTACHMENT_VERBS,
+}
+OVERRIDE_VALUES = ("TRUE", "true", "1")
+
+
+def answer(
+    call: Call, *, execute: Execute, versions: Versions, netns_fd: int | None = None
+) -> Reply:
+    """Run one plugin call; every outcome is a reply."""
+    if not call.env.get("CNI_COMMAND"):
+        return Reply(0, b"", _about(call.plugin, versions))
+    try:
+        verb = _parse_verb(call.env["CNI_COMMAND"])
+        if verb is Verb.VERSION:
+            return Reply(0, _version(call, versions), b"")
+        request = parse_request(call.env, verb, call.stdin, netns_fd)
+        result = execute(call.plugin, request)
+    except CniError as error:
+        return Reply(1, encode_error(error), b"")
+    return Reply(0, jsonio.go_layout(result) if verb is Verb.ADD else b"", b"")
+
+
+def parse_request(
+    env: Mapping[str, str], verb: Verb, stdin: bytes, netns_fd: int | None = None
+) -> Request:
+    """Check the environment `verb` needs; raise InvalidEnvironment (4) naming what is missing.
+
+    CNI_PATH is not required: built-in plugins need none (SPEC section 3 makes it optional).
+    """
+    missing = []
+    for name, verbs in REQUIRED.items():
+        if verb not in verbs:
+            continue
+        value = env.get(name, "")
+        if not value:
+            missing.append(name)
+        elif name == "CNI_CONTAINERID":
+            ContainerId.parse(value)
+        elif name == "CNI_IFNAME":
+            IfName.parse(value)
+    if missing:
+        raise InvalidEnvironment(f"required env variables [{','.join(missing)}] missing")
+    return Request(
+        verb=verb,
+        container_id=env.get("CNI_CONTAINERID", ""),
+        netns=env.get("CNI_NETNS", ""),
+        ifname=env.get("CNI_IFNAME", ""),
+        args=env.get("CNI_ARGS", ""),
+        path=tuple(part for part in env.get("CNI_PATH", "").split(os.pathsep) if part),
+        config=stdin,
+        netns_fd=netns_fd,
+        netns_override=env.get("CNI_NETNS_OVERRIDE", "") in OVERRIDE_VALUES,
+    )
+
+
+def _parse_verb(command: str) -> Verb:
+    try:
+        return Verb(command)
+    except ValueError:
+        raise InvalidEnvironment(f"unknown CNI_COMMAND: {command}") from None
+
+
+def _about(plugin: str, versions: Versions) -> bytes:
+    supported = ", ".join(versions(plugin))
+    return (
+        f"CNI {plugin} plugin pycni {__version__}\nCNI protocol versions supported: {supported}\n"
+    ).encode()
+
+
+def _version(call: Call, versions: Versions) -> bytes:
+    """SPEC, operation VERSION: cniVersion echoes the input; our own maximum when there is none."""
+    asked = CURRENT
+    if call.stdin.strip():
+        fields = jsonio.decode_raw_object(call.stdin)
+        asked = next(
+            (
+                jsonio.decode(bytes(value), str, where=key)
+                for key, value in fields.items()
+                if key.lower() == "cniversion"
+            ),
+            CURRENT,
+        )
+    reply = {"cniVersion": asked, "supportedVersions": versions(call.plugin)}
+    return msgspec.json.encode(reply) + b"\n"
+
+
+def read_stdin() -> bytes:
+    """All of stdin; raise IOFailure (5) when it cannot be read."""
+    try:
+        return sys.stdin.buffer.read()
+    except OSError as exc:
+        raise IOFailure(f"error reading from stdin: {exc.strerror}") from exc
+
+
+def main(plugin: str) -> NoReturn:
+    """Run the plugin named `plugin` in this process and exit."""
+    from pycni.exec import standalone
+
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    env = {name: value for name, value in os.environ.items() if name.startswith("CNI_")}
+    try:
+        stdin = read_stdin() if env.get("CNI_COMMAND") else b""
+        reply = standalone.run(Call(plugin, env, stdin))
+    except CniError as error:
+        reply = Reply(1, encode_error(error), b"")
+    sys.stderr.buffer.write(reply.stderr)
+    sys.stdout.buffer.write(reply.stdout)
+    sys.stdout.flush()
+    sys.exit(reply.exit_status)
+
+
+if __name__ == "__main__":
+    main(os.path.basename(sys.argv[1]))
