@@ -77,6 +77,10 @@ class CniError(Exception):
         return f"{self.msg}: {self.details}" if self.details else self.msg
 
 
+# First come, first served: 999 off the wire is the plain class, no subclass that takes an errno.
+CniError._by_code[CniError.code] = CniError
+
+
 class IncompatibleVersion(CniError, code=1):
     """The configuration's cniVersion is not one the plugin supports."""
 
