@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data of CNI, pure: names, addresses, versions, configurations, results, requests."""
