@@ -8,12 +8,13 @@ The typed fields are what the runtime itself must know.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from msgspec import Raw, Struct, structs
 
-from pycni.errors import InvalidConfig, doing
+from pycni.errors import IncompatibleVersion, InvalidConfig, doing
 from pycni.model import jsonio
 from pycni.model.names import NetworkName, PluginType
 from pycni.model.version import parse_version, select_version
@@ -69,7 +70,8 @@ class _ListHead(Struct, frozen=True):
 class NetworkConfigList(Struct, frozen=True, kw_only=True):
     """A network: its name, the version chosen for it, its switches and its chain of plugins.
 
-    `json` holds the bytes as they came, without drop-ins; `resolved` has those too.
+    `json` holds the bytes as they came; the last `dropins` of `plugins` came from other files and
+    are in `resolved` only.
     """
 
     name: NetworkName
@@ -79,13 +81,14 @@ class NetworkConfigList(Struct, frozen=True, kw_only=True):
     disableGC: bool = False
     loadOnlyInlinedPlugins: bool = False
     plugins: tuple[PluginConfig, ...] = ()
+    dropins: int = 0
     json: bytes = b""
     source: str = ""
 
     @classmethod
     def parse(cls, data: bytes, *, source: str = "") -> Self:
         """Read a configuration list, or a single plugin configuration as a list of one."""
-        with doing(f"reading {source or 'a network configuration'}"):
+        with _reading(source):
             members = _folded(jsonio.decode_raw_object(data))
             if "type" in members and "plugins" not in members:
                 return cls._single(data, source)
@@ -94,21 +97,19 @@ class NetworkConfigList(Struct, frozen=True, kw_only=True):
     @classmethod
     def parse_single(cls, data: bytes, *, source: str = "") -> Self:
         """Read a single plugin configuration (a `.conf` file) as a list of one."""
-        with doing(f"reading {source or 'a plugin configuration'}"):
+        with _reading(source):
             return cls._single(data, source)
 
     @classmethod
     def _single(cls, data: bytes, source: str) -> Self:
-        head = jsonio.decode(data, _ListHead)
-        plugin = PluginConfig.parse(data)
-        return cls._build(head, (plugin,), data, source)
+        head = _head(data)
+        return cls._build(head, (PluginConfig.parse(data),), data, source)
 
     @classmethod
     def _list(cls, data: bytes, source: str) -> Self:
-        head = jsonio.decode(data, _ListHead)
+        head = _head(data)
         if head.plugins is None:
-            given = _folded(jsonio.decode_raw_object(data)).get("plugins")
-            if given is not None:
+            if "plugins" in _folded(jsonio.decode_raw_object(data)):
                 raise InvalidConfig("plugins: expected array, got null")
             if _flag(head, "loadOnlyInlinedPlugins"):
                 # SPEC: MUST NOT be true when `plugins` is absent (C7).
@@ -125,11 +126,8 @@ class NetworkConfigList(Struct, frozen=True, kw_only=True):
     def _build(
         cls, head: _ListHead, plugins: tuple[PluginConfig, ...], data: bytes, source: str
     ) -> Self:
-        _check_version("cniVersion", head.cniVersion)
-        for index, text in enumerate(head.cniVersions):
-            _check_version(f"cniVersions[{index}]", text)
         return cls(
-            name=NetworkName.parse(head.name),
+            name=NetworkName(head.name),
             cniVersion=select_version(head.cniVersion, head.cniVersions),
             cniVersions=head.cniVersions,
             disableCheck=_flag(head, "disableCheck"),
@@ -149,20 +147,22 @@ class NetworkConfigList(Struct, frozen=True, kw_only=True):
             PluginConfig.parse(data, where=f"plugins[{index}]")
             for index, data in enumerate(dropins, start)
         ]
-        return structs.replace(self, plugins=(*self.plugins, *added))
+        return structs.replace(
+            self, plugins=(*self.plugins, *added), dropins=self.dropins + len(added)
+        )
 
     @property
     def resolved(self) -> bytes:
         """The list as JSON with every plugin inlined; `json` itself when nothing was added."""
-        members = jsonio.decode_raw_object(self.json)
-        given = [key for key in members if jsonio.fold_key(key) == "plugins"]
-        if not given and _is_single(members):
+        if not self.dropins:
             return self.json
-        if given and len(jsonio.decode(members[given[-1]], tuple[Raw, ...])) == len(self.plugins):
-            return self.json
-        objects = [jsonio.join_object(plugin.fields) for plugin in self.plugins]
-        kept: dict[str, jsonio.Buffer] = {k: v for k, v in members.items() if k not in given}
-        return jsonio.join_object({**kept, "plugins": b"[" + b",".join(objects) + b"]"})
+        members: dict[str, jsonio.Buffer] = {
+            key: value
+            for key, value in jsonio.decode_raw_object(self.json).items()
+            if jsonio.fold_key(key) != "plugins"
+        }
+        objects = b",".join(jsonio.join_object(plugin.fields) for plugin in self.plugins)
+        return jsonio.join_object({**members, "plugins": b"[" + objects + b"]"})
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -172,12 +172,22 @@ class NetworkConfigList(Struct, frozen=True, kw_only=True):
         )
 
 
-def _is_single(members: Mapping[str, Raw]) -> bool:
-    return "type" in _folded(members)
+def _reading(source: str) -> contextlib.AbstractContextManager[None]:
+    return doing(f"reading {source}") if source else contextlib.nullcontext()
 
 
 def _folded(members: Mapping[str, Raw]) -> dict[str, Raw]:
     return {jsonio.fold_key(key): value for key, value in members.items()}
+
+
+def _head(data: bytes) -> _ListHead:
+    """Read the members of the list itself, name and versions checked."""
+    head = jsonio.decode(data, _ListHead)
+    NetworkName.parse(head.name)
+    _check_version("cniVersion", head.cniVersion)
+    for index, text in enumerate(head.cniVersions):
+        _check_version(f"cniVersions[{index}]", text)
+    return head
 
 
 def _flag(head: _ListHead, key: str) -> bool:
@@ -193,7 +203,7 @@ def _flag(head: _ListHead, key: str) -> bool:
 def _check_version(where: str, text: str) -> None:
     try:
         parse_version(text)
-    except InvalidConfig as exc:
+    except IncompatibleVersion as exc:
         raise InvalidConfig(f"{where}: {exc.msg}") from exc
 
 
@@ -218,7 +228,7 @@ def request_config(
     }
     if enabled:
         injected["runtimeConfig"] = jsonio.join_object(enabled)
-    if prev_result:
+    if prev_result and prev_result != b"null":
         injected["prevResult"] = prev_result
     for key, value in (extra or {}).items():
         if not key or bytes(value) == b"null":

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from ipaddress import (
     IPv4Address,
     IPv4Interface,
@@ -402,10 +402,12 @@ def _compound_plan(kind: Any) -> _Plan:
         return _plan_of(arguments[0])
     if origin in (typing.Union, types.UnionType):
         return _union_plan([argument for argument in arguments if argument is not type(None)])
-    if origin in (list, tuple, set, frozenset):
-        return _List(_plan_of(arguments[0]))
-    if origin is dict:
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         return _Map(_plan_of(arguments[1]), arguments[1])
+    if isinstance(origin, type) and issubclass(origin, Collection):
+        # A tuple of fixed length may mix types, which no CNI document does: its keys stay exact.
+        fixed = origin is tuple and arguments[-1] is not Ellipsis
+        return _LEAF if fixed else _List(_plan_of(arguments[0]))
     if kind is Raw:
         return _Raw()
     if kind in _ADDRESSES or hasattr(kind, "parse"):
@@ -452,7 +454,7 @@ def _fault(text: str, plan: _Plan, doc: Any, where: str) -> CniError:
         value = encode(doc[key]).decode()
         return UnsupportedField(f"{_join(spelled, key)}: unknown key, its value is {value}")
     what = what.replace("`", "")
-    if what.startswith(("Expected", "Invalid")):
+    if what.startswith(("Expected", "Invalid", "Number")):
         what = what[0].lower() + what[1:]
     return InvalidConfig(_prefixed(spelled, what))
 

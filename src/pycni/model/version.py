@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from pycni.errors import InvalidConfig
+from pycni.errors import IncompatibleVersion
 from pycni.model.request import Verb
 
 SUPPORTED: tuple[str, ...] = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
@@ -29,10 +29,10 @@ _DOTTED = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,2}")
 
 @lru_cache(maxsize=256)
 def parse_version(text: str) -> tuple[int, int, int]:
-    """Return major, minor, micro of one to three dotted integers; "" is 0.1.0."""
+    """Return major, minor, micro of one to three dotted integers; "" is 0.1.0 (L17)."""
     text = text or DEFAULT
     if _DOTTED.fullmatch(text) is None:
-        raise InvalidConfig(f'not a version: "{text}"')
+        raise IncompatibleVersion(f'not a version: "{text}"')
     major, minor, micro, *_ = [*map(int, text.split(".")), 0, 0]
     return major, minor, micro
 
