@@ -14,8 +14,8 @@
     ├── NotAvailable               50   STATUS: ADD cannot be served
     ├── LimitedConnectivity        51   STATUS: existing containers suffer too
     └── KernelError               999   the kernel refused an operation
-        ├── LinkExists / LinkNotFound
-        ├── NamespaceGone
+        ├── AlreadyExists           LinkExists is one
+        ├── NotFound                LinkNotFound and NamespaceGone are two
         ├── Unsupported
         └── Busy                   11
 
@@ -137,15 +137,23 @@ class KernelError(CniError, code=999):
         self.extack = extack
 
 
-class LinkExists(KernelError):
+class AlreadyExists(KernelError):
+    """An equal object (address, route, rule, qdisc, …) exists already."""
+
+
+class NotFound(KernelError):
+    """No such object; what removes things treats this as done."""
+
+
+class LinkExists(AlreadyExists):
     """A link of that name (or index) exists already."""
 
 
-class LinkNotFound(KernelError):
+class LinkNotFound(NotFound):
     """No link of that name or index in the namespace."""
 
 
-class NamespaceGone(KernelError):
+class NamespaceGone(NotFound):
     """The network namespace path does not exist any more; DEL treats this as done."""
 
 
