@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from pycni.errors import TryAgain
 
@@ -15,10 +16,34 @@ class Deadline:
     def __init__(self, timeout_s: float | None = None) -> None:
         self._at = None if timeout_s is None else time.monotonic() + timeout_s
         self._cancelled = threading.Event()
+        self._wakers: dict[object, Callable[[], None]] = {}
+        self._lock = threading.Lock()
 
     def cancel(self) -> None:
         """Make every present and future wait on this deadline end at once."""
-        self._cancelled.set()
+        with self._lock:
+            self._cancelled.set()
+            for wake in self._wakers.values():
+                wake()
+            self._wakers.clear()
+
+    def on_cancel(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Have `cancel` call `wake`, at once if it has come already; returns how to take it back.
+
+        For waits on something this class knows nothing of: a child process, a lock. `wake` runs
+        on the canceller's thread, must not raise and never runs after it was taken back; take it
+        back without holding a lock that `wake` needs.
+        """
+        token = object()
+        with self._lock:
+            self._wakers[token] = wake
+            if self._cancelled.is_set():
+                wake()
+        return lambda: self._forget(token)
+
+    def _forget(self, token: object) -> None:
+        with self._lock:
+            self._wakers.pop(token, None)
 
     @property
     def cancelled(self) -> bool:

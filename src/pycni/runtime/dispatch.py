@@ -49,8 +49,8 @@ def dispatch(
     config_version: str | None = None
     try:
         fields = fold(jsonio.decode_raw_object(request.config))
-        NetworkName.parse(_text(fields, "name"))
-        config_version = _text(fields, "cniVersion") or "0.1.0"
+        NetworkName.parse(text_field(fields, "name"))
+        config_version = text_field(fields, "cniVersion") or "0.1.0"
         check_version(request.verb, config_version, plugin.versions)
         config = parse_config(plugin, request.config)
         prev_result = _parse_prev_result(request.verb, fields, config_version)
@@ -103,7 +103,7 @@ def parse_config(plugin: Plugin[Any], config: bytes) -> Config:
 def parse_prev_result(raw: msgspec.Raw | bytes, config_version: str) -> Result:
     """The result of the chain so far, which must be of the configuration's version family."""
     fields = fold(jsonio.decode_raw_object(bytes(raw), where="prevResult"))
-    version = _text(fields, "cniVersion") or config_version
+    version = text_field(fields, "cniVersion") or config_version
     family = next((f for f in FAMILIES if config_version in f), (config_version,))
     if version not in family:
         raise InvalidConfig(
@@ -118,16 +118,9 @@ def parse_valid_attachments(fields: Mapping[str, msgspec.Raw]) -> frozenset[Atta
     for key in VALID_ATTACHMENTS:
         raw = fields.get(key)
         if raw is not None:
-            entries = jsonio.decode(bytes(raw), list[ValidAttachment] | None, where=key)
-            return frozenset(Attachment(e.containerID, e.ifname) for e in entries or ())
+            # null is Go's empty slice: a runtime without attachments.
+            return frozenset(jsonio.decode(bytes(raw), list[Attachment] | None, where=key) or ())
     return None
-
-
-class ValidAttachment(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `cni.dev/valid-attachments`."""
-
-    containerID: str
-    ifname: str
 
 
 def guard_netns(request: Request, host: Side) -> None:
@@ -170,7 +163,8 @@ def fold(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
     return {key.lower(): value for key, value in fields.items()}
 
 
-def _text(fields: Mapping[str, msgspec.Raw], key: str) -> str:
+def text_field(fields: Mapping[str, msgspec.Raw], key: str) -> str:
+    """The text under `key` of folded fields; "" when absent or null."""
     raw = fields.get(key.lower())
     return "" if raw is None else jsonio.decode(bytes(raw), str | None, where=key) or ""
 

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One interface of one container on one network: what was asked, what came of it, where it stands.
+
+    (absent) ──add──▶ ADDING ──ok──▶ READY ──del──▶ DELETING ──ok──▶ (absent)
+                        │                              │
+                        └──failed, not undone──▶ FAILED ◀──failed──┘
+
+FAILED is a debt: something may be left in the kernel, and DEL is owed until it succeeds. It
+survives restarts. An ADD that failed and was undone completely leaves no attachment.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from pycni.errors import InvalidEnvironment
+from pycni.model.names import ContainerId, IfName
+
+
+class State(enum.StrEnum):
+    """Where an attachment stands; see the drawing above."""
+
+    ADDING = "ADDING"
+    READY = "READY"
+    FAILED = "FAILED"
+    DELETING = "DELETING"
+
+
+class AttachmentKey(msgspec.Struct, frozen=True, order=True):
+    """What identifies an attachment on a node (SPEC R7)."""
+
+    network: str
+    container_id: str
+    ifname: str
+
+    def __str__(self) -> str:
+        return f"attachment {self.network}/{self.container_id}/{self.ifname}"
+
+
+class AttachmentParams(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runtime gives for one attachment; the same for ADD, CHECK and DEL.
+
+    `netns_fd` is an open handle on `netns` where the caller sent one; it belongs to the caller.
+    `labels` are the client's own and reach no plugin.
+    """
+
+    container_id: str
+    ifname: str
+    netns: str = ""
+    cni_args: tuple[tuple[str, str], ...] = ()
+    capability_args: dict[str, msgspec.Raw] = {}
+    labels: dict[str, str] = {}
+    netns_fd: int | None = None
+    netns_override: bool = False
+
+    def check_names(self) -> None:
+        """Raise 3 or 4 unless the names are fit for paths, messages and the kernel (SPEC R8, L3)."""
+        ContainerId.parse(self.container_id)
+        IfName.parse(self.ifname)
+        if "\0" in self.netns:
+            raise InvalidEnvironment("CNI_NETNS contains a NUL byte")
+        for key, value in self.cni_args:
+            if not key or any(char in key for char in "=;\0") or any(c in value for c in ";\0"):
+                raise InvalidEnvironment(f'CNI_ARGS: invalid pair "{key}={value}"')
+
+    @property
+    def args(self) -> str:
+        """CNI_ARGS as the environment carries them, in the order given (SPEC R12)."""
+        return ";".join(f"{key}={value}" for key, value in self.cni_args)
+
+    def key(self, network: str) -> AttachmentKey:
+        """The identity of this attachment on `network`."""
+        return AttachmentKey(network, self.container_id, self.ifname)
+
+
+class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+    """An attachment as the store keeps it.
+
+    `config` is the list as it was resolved at ADD: CHECK and DEL use it even after the network
+    was edited or deleted (SPEC C16). `netns_id` tells a namespace from a later one at the same
+    path. `inline` says the caller sent the configuration instead of a network's name.
+    """
+
+    network: str
+    container_id: str
+    ifname: str
+    netns: str = ""
+    netns_id: str = ""
+    state: State
+    config: bytes
+    source: str = ""
+    inline: bool = False
+    cni_args: tuple[tuple[str, str], ...] = ()
+    capability_args: dict[str, msgspec.Raw] = {}
+    labels: dict[str, str] = {}
+    result: bytes | None = None
+    error: StoredError | None = None
+    boot_id: str = ""
+    created: float = 0.0
+    updated: float = 0.0
+
+    @property
+    def key(self) -> AttachmentKey:
+        """The identity of this attachment."""
+        return AttachmentKey(self.network, self.container_id, self.ifname)
+
+
+class StoredError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an attachment is FAILED, as `List` and `Get` tell it."""
+
+    code: int
+    msg: str
+    details: str = ""
+    verb: str = ""
+    plugin_type: str = ""
+    plugin_index: int | None = None

@@ -1,0 +1,525 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How one plugin is run: a function call for a built-in one, a child process for any other.
+
+`Executors` is what the rest of the runtime sees: it knows who runs which type, and hands every
+plugin a `Delegation` through which it can run another one (SPEC section 4). This is the only
+module outside `kernel/` and `windows/` that starts processes.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import signal
+import stat
+import subprocess
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import msgspec
+
+from pycni import plugins
+from pycni.errors import CniError, DecodeFailure, InvalidConfig, IOFailure, TryAgain
+from pycni.kernel.side import Side
+from pycni.model import jsonio
+from pycni.model.deadline import Deadline
+from pycni.model.names import PluginType
+from pycni.model.request import Request, Verb
+from pycni.model.result import Result
+from pycni.model.version import CURRENT, DEFAULT
+from pycni.plugins.sdk import Delegate, Plugin
+from pycni.runtime import trace
+from pycni.runtime.dispatch import dispatch, fold, parse_config, text_field
+from pycni.runtime.errors import PluginFailed, PluginNotFound
+from pycni.runtime.redaction import redact
+
+log = logging.getLogger(__name__)
+
+STDOUT_LIMIT = 4 << 20
+STDERR_LIMIT = 64 << 10
+QUOTED_LIMIT = 2 << 10  # of a plugin's stderr or stdout in one error message
+CLEANUP_TIMEOUT_S = 60.0
+
+# An executable still open for writing, as just after an upgrade (libcni: 5 retries, 1 s apart).
+BUSY_TRIES = 6
+BUSY_DELAY_S = 1.0
+
+
+class Executor(Protocol):
+    """Runs plugins of the types it has."""
+
+    def has(self, plugin_type: str) -> bool:
+        """Whether a plugin of that type is here."""
+        ...
+
+    def run(self, plugin_type: str, request: Request, deadline: Deadline) -> bytes:
+        """Run one verb; return the result JSON on ADD and nothing otherwise; raise its CniError."""
+        ...
+
+    def versions(self, plugin_type: str) -> tuple[str, ...]:
+        """The CNI versions the plugin supports."""
+        ...
+
+    def types(self) -> list[str]:
+        """Every type that is here, sorted."""
+        ...
+
+    def validate(self, plugin_type: str, config: bytes) -> None:
+        """Raise InvalidConfig (7) if the plugin would refuse `config`, as far as can be told."""
+        ...
+
+
+class Delegation:
+    """A plugin's way to run another one, with the same parameters and the whole configuration."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def run(self, plugin_type: str, request: Request, deadline: Deadline) -> bytes:
+        """Run the delegate; if its ADD fails, DEL it before the failure is returned (SPEC D5)."""
+        try:
+            return self._executor.run(plugin_type, request, deadline)
+        except PluginNotFound:
+            raise
+        except CniError as error:
+            if request.verb is Verb.ADD:
+                undo = msgspec.structs.replace(request, verb=Verb.DEL)
+                try:
+                    # The caller's time may be over; what was begun is cleaned up all the same.
+                    self._executor.run(plugin_type, undo, Deadline(CLEANUP_TIMEOUT_S))
+                except CniError as failure:
+                    error.add_note(f"DEL of delegate {plugin_type} failed too: {failure}")
+            raise
+
+
+class InProcess:
+    """The built-in plugins, working from the namespace `host` stands in.
+
+    `extra` adds plugins of the embedding program to the built-in ones, or replaces some.
+    """
+
+    def __init__(
+        self,
+        host: Side,
+        *,
+        delegate: Delegate | None = None,
+        extra: Mapping[str, Plugin[Any]] | None = None,
+    ) -> None:
+        self.host = host
+        self.delegate: Delegate = delegate or Delegation(self)
+        self._extra = dict(extra or {})
+
+    def has(self, plugin_type: str) -> bool:
+        """Whether the type is built in."""
+        return plugin_type in self._extra or plugin_type in plugins.BUILTIN
+
+    def run(self, plugin_type: str, request: Request, deadline: Deadline) -> bytes:
+        """Call the verb in this thread."""
+        plugin = self._load(plugin_type)
+        return dispatch(plugin, request, host=self.host, delegate=self.delegate, deadline=deadline)
+
+    def versions(self, plugin_type: str) -> tuple[str, ...]:
+        """What the plugin's class says."""
+        return self._load(plugin_type).versions
+
+    def types(self) -> list[str]:
+        """The built-in types."""
+        return sorted({*plugins.BUILTIN, *self._extra})
+
+    def validate(self, plugin_type: str, config: bytes) -> None:
+        """Parse the plugin's typed configuration."""
+        parse_config(self._load(plugin_type), config)
+
+    def _load(self, plugin_type: str) -> Plugin[Any]:
+        if plugin_type in self._extra:
+            return self._extra[plugin_type]
+        if plugin_type not in plugins.BUILTIN:
+            raise PluginNotFound(plugin_type, (), self.types())
+        return plugins.load(plugin_type)
+
+
+class Exec:
+    """Executables in the directories of `path`, started in the namespace `host` stands in.
+
+    `lifeline` is a descriptor every child inherits: whoever waits for its lock waits for plugins
+    that outlived a killed service.
+    """
+
+    def __init__(self, path: Sequence[str], host: Side, *, lifeline: int | None = None) -> None:
+        self.path = tuple(path)
+        self.host = host
+        self.lifeline = lifeline
+        self._versions: dict[tuple[str, int, int, int], tuple[str, ...]] = {}
+
+    def find(self, plugin_type: str) -> str | None:
+        """The first regular file of that name in path order (SPEC L5), or None."""
+        PluginType.parse(plugin_type)
+        for directory in self.path:
+            candidate = os.path.join(directory, plugin_type)
+            try:
+                if stat.S_ISREG(os.stat(candidate).st_mode):
+                    return candidate
+            except (OSError, ValueError):
+                continue
+        return None
+
+    def has(self, plugin_type: str) -> bool:
+        """Whether the path has such an executable."""
+        return self.find(plugin_type) is not None
+
+    def run(self, plugin_type: str, request: Request, deadline: Deadline) -> bytes:
+        """Run the executable to its end, or kill it and all it started at the deadline."""
+        executable = self._get(plugin_type)
+        with _netns_path(request) as netns:
+            env = self._environment(request, netns)
+            stdout = self._execute(plugin_type, executable, request, env, deadline)
+        return canonical_result(plugin_type, stdout, request) if request.verb is Verb.ADD else b""
+
+    def versions(self, plugin_type: str) -> tuple[str, ...]:
+        """What the plugin answers to VERSION; asked again only when the file changes."""
+        executable = self._get(plugin_type)
+        found = os.stat(executable)
+        key = (executable, found.st_mtime_ns, found.st_ino, found.st_size)
+        if key not in self._versions:
+            self._versions[key] = self._ask_versions(plugin_type, executable)
+        return self._versions[key]
+
+    def types(self) -> list[str]:
+        """The names of the executable files in the path."""
+        found = set()
+        for directory in self.path:
+            try:
+                entries = list(os.scandir(directory))
+            except OSError:
+                continue
+            found.update(e.name for e in entries if e.is_file() and os.access(e.path, os.X_OK))
+        return sorted(found)
+
+    def validate(self, plugin_type: str, config: bytes) -> None:
+        """Nothing can be said of an executable's configuration before it runs."""
+
+    def _get(self, plugin_type: str) -> str:
+        executable = self.find(plugin_type)
+        if executable is None:
+            raise PluginNotFound(plugin_type, self.path, ())
+        return executable
+
+    def _ask_versions(self, plugin_type: str, executable: str) -> tuple[str, ...]:
+        # Plugins built against an old skel refuse VERSION without these (libcni sends the same).
+        request = Request(
+            verb=Verb.VERSION,
+            netns="dummy",
+            ifname="dummy",
+            config=msgspec.json.encode({"cniVersion": CURRENT}),
+        )
+        env = self._environment(request, request.netns)
+        try:
+            reply = self._execute(plugin_type, executable, request, env, Deadline(10))
+        except CniError as error:
+            if error.msg == "unknown CNI_COMMAND: VERSION":  # SPEC R23: 0.1.0 had no VERSION
+                return (DEFAULT,)
+            raise
+        return parse_versions(plugin_type, reply)
+
+    def _environment(self, request: Request, netns: str) -> dict[str, str]:
+        """All six variables whatever the verb, the rest inherited (SPEC R10 to R12).
+
+        CNI_PATH is this executor's own: a caller's must not bring in other directories.
+        """
+        env = {
+            **os.environ,
+            **trace.current(),
+            "CNI_COMMAND": str(request.verb),
+            "CNI_CONTAINERID": request.container_id,
+            "CNI_NETNS": netns,
+            "CNI_IFNAME": request.ifname,
+            "CNI_ARGS": request.args,
+            "CNI_PATH": os.pathsep.join(self.path),
+        }
+        env.pop("CNI_NETNS_OVERRIDE", None)
+        if request.netns_override:
+            env["CNI_NETNS_OVERRIDE"] = "true"
+        return env
+
+    def _execute(
+        self,
+        plugin_type: str,
+        executable: str,
+        request: Request,
+        env: dict[str, str],
+        deadline: Deadline,
+    ) -> bytes:
+        process = self._start(executable, request.config, env, deadline)
+        stdout, stderr = _supervise(process, f"{request.verb} of plugin {plugin_type}", deadline)
+        said = redact(stderr.decode("utf-8", "replace"), request.config).strip()
+        if said:
+            log.info("plugin %s %s: %s", plugin_type, request.verb, said)
+        if process.returncode:
+            raise decode_failure(process.returncode, stdout, said, request.config)
+        return stdout
+
+    def _start(
+        self, executable: str, stdin: bytes, env: dict[str, str], deadline: Deadline
+    ) -> subprocess.Popen[bytes]:
+        inherited = () if self.lifeline is None else (self.lifeline,)
+        with _as_file(stdin) as stdin_fd:
+
+            def start() -> subprocess.Popen[bytes]:
+                # Its own session: a group to kill, and no terminal to be stopped by.
+                return subprocess.Popen(  # noqa: S603 - a file of a configured directory, no shell
+                    [executable],
+                    stdin=stdin_fd,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=env,
+                    start_new_session=True,
+                    pass_fds=inherited,
+                )
+
+            for attempt in range(BUSY_TRIES):
+                if attempt:
+                    deadline.sleep(BUSY_DELAY_S)
+                try:
+                    return self.host.run(start)
+                except OSError as exc:
+                    if exc.errno != errno.ETXTBSY:
+                        reason = exc.strerror
+                        raise IOFailure(f"cannot execute {executable}: {reason}") from exc
+        # Go returns success here, with nothing on stdout.
+        raise TryAgain(f"{executable} is being written to (text file busy)")
+
+
+class Executors:
+    """All plugins of a node: registered ones first, then built-in ones, then executables.
+
+    For the types in `prefer_executables` an executable, if there is one, comes before the
+    built-in plugin. `registered` holds executors whose types come and go, as plugin daemons do.
+    """
+
+    def __init__(
+        self,
+        in_process: InProcess,
+        executables: Exec | None = None,
+        *,
+        prefer_executables: Collection[str] = (),
+        registered: Sequence[Executor] = (),
+    ) -> None:
+        self.in_process = in_process
+        self.executables = executables
+        self.registered = tuple(registered)
+        self.path = executables.path if executables is not None else ()
+        self._preferred = frozenset(prefer_executables)
+        self.delegate = Delegation(self)
+        in_process.delegate = self.delegate
+
+    def find(self, plugin_type: str) -> Executor | None:
+        """Who runs that type, or None."""
+        PluginType.parse(plugin_type)
+        return next((e for e in self._order(plugin_type) if e.has(plugin_type)), None)
+
+    def get(self, plugin_type: str) -> Executor:
+        """Who runs that type; raise PluginNotFound naming where was looked."""
+        executor = self.find(plugin_type)
+        if executor is None:
+            raise PluginNotFound(plugin_type, self.path, self.in_process.types())
+        return executor
+
+    def has(self, plugin_type: str) -> bool:
+        """Whether anyone runs that type."""
+        return self.find(plugin_type) is not None
+
+    def run(self, plugin_type: str, request: Request, deadline: Deadline) -> bytes:
+        """Run one verb of one plugin, wherever it is."""
+        return self.get(plugin_type).run(plugin_type, request, deadline)
+
+    def versions(self, plugin_type: str) -> tuple[str, ...]:
+        """The CNI versions the plugin supports."""
+        return self.get(plugin_type).versions(plugin_type)
+
+    def types(self) -> list[str]:
+        """Every type known, sorted."""
+        return sorted({name for executor in self._all() for name in executor.types()})
+
+    def validate(self, plugin_type: str, config: bytes) -> None:
+        """Raise InvalidConfig (7) if the plugin would refuse `config`, as far as can be told."""
+        self.get(plugin_type).validate(plugin_type, config)
+
+    def _all(self) -> list[Executor]:
+        executables = () if self.executables is None else (self.executables,)
+        return [*self.registered, self.in_process, *executables]
+
+    def _order(self, plugin_type: str) -> list[Executor]:
+        order = self._all()
+        if plugin_type in self._preferred and self.executables is not None:
+            order.insert(len(self.registered), self.executables)
+        return order
+
+
+class VersionReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plugin prints on VERSION."""
+
+    cniVersion: str = ""
+    supportedVersions: tuple[str, ...] | None = None
+
+
+def parse_versions(plugin_type: str, reply: bytes) -> tuple[str, ...]:
+    """The versions a VERSION reply lists (SPEC R25)."""
+    try:
+        decoded = jsonio.decode(reply, VersionReply)
+    except (DecodeFailure, InvalidConfig) as error:
+        raise PluginFailed(f"plugin {plugin_type}: decoding version info: {error.msg}") from error
+    if not decoded.cniVersion:
+        raise PluginFailed(f"plugin {plugin_type}: decoding version info: missing field cniVersion")
+    if decoded.supportedVersions is not None:
+        return decoded.supportedVersions
+    if decoded.cniVersion == "0.2.0":
+        return ("0.1.0", "0.2.0")
+    raise PluginFailed(
+        f"plugin {plugin_type}: decoding version info: missing field supportedVersions"
+    )
+
+
+def canonical_result(plugin_type: str, stdout: bytes, request: Request) -> bytes:
+    """A foreign plugin's result in the layout and version of the request's configuration.
+
+    SPEC V5: a result without cniVersion has the configuration's; `null` is an empty result.
+    """
+    version = text_field(fold(jsonio.decode_raw_object(request.config)), "cniVersion") or DEFAULT
+    try:
+        if stdout.strip() == b"null":
+            return Result(cniVersion=version).encode(version)
+        return Result.parse(stdout, default_version=version).encode(version)
+    except CniError as error:
+        raise PluginFailed(
+            f"plugin {plugin_type} printed an unusable result: {error.msg}", error.details
+        ) from error
+
+
+class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The error a plugin prints on stdout when it exits with another status than 0."""
+
+    cniVersion: str = ""
+    code: int = 0
+    msg: str = ""
+    details: str = ""
+
+
+def decode_failure(status: int, stdout: bytes, stderr: str, config: bytes) -> CniError:
+    """What a plugin that exited with `status` meant to say (SPEC E3)."""
+    exit_text = f"exit status {status}" if status > 0 else f"signal: {signal.Signals(-status).name}"
+    if not stdout.strip():
+        if not stderr:
+            return PluginFailed(f"netplugin failed with no error message: {exit_text}")
+        return PluginFailed(f"netplugin failed: {_quote(stderr)}: {exit_text}")
+    try:
+        reply = jsonio.decode(stdout, ErrorReply)
+    except (DecodeFailure, InvalidConfig) as exc:
+        said = _quote(redact(stdout.decode("utf-8", "replace"), config))
+        return PluginFailed(
+            f"netplugin failed but error parsing its diagnostic message {said}: {exc.msg}",
+            exit_text,
+        )
+    error = CniError.from_wire(reply.code, reply.msg, reply.details)
+    error.cni_version = reply.cniVersion or None
+    return error
+
+
+def _quote(text: str) -> str:
+    if len(text) > QUOTED_LIMIT:
+        text = text[:QUOTED_LIMIT] + "…"
+    return msgspec.json.encode(text).decode()
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[int]:
+    """`content` as a readable descriptor: however slowly a plugin reads, nobody has to feed it."""
+    fd = os.memfd_create("cni-config", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _netns_path(request: Request) -> Iterator[str]:
+    """A path of the container's namespace that a child can open.
+
+    A caller in another mount namespace sends a descriptor, and its path may mean nothing here.
+    """
+    if request.netns_fd is None or _same_file(request.netns, request.netns_fd):
+        yield request.netns
+    else:
+        yield f"/proc/{os.getpid()}/fd/{request.netns_fd}"
+
+
+def _same_file(path: str, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except OSError:
+        return False
+
+
+def _supervise(
+    process: subprocess.Popen[bytes], what: str, deadline: Deadline
+) -> tuple[bytes, bytes]:
+    """Collect the output until the process exits; kill its whole group if it must not go on.
+
+    The end is the exit of the process, not of its pipes: a daemon it leaves behind may hold them.
+    """
+    assert process.stdout is not None and process.stderr is not None
+    stdout, stderr = bytearray(), bytearray()
+    streams = {process.stdout.fileno(): stdout, process.stderr.fileno(): stderr}
+    pidfd = os.pidfd_open(process.pid)
+    wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    forget = deadline.on_cancel(lambda: os.eventfd_write(wake, 1))
+    try:
+        poller = select.poll()
+        for fd in (*streams, pidfd, wake):
+            poller.register(fd, select.POLLIN)
+        for fd in streams:
+            os.set_blocking(fd, False)
+        exited = False
+        while not exited:
+            left = deadline.remaining_s()
+            ready = {fd for fd, _ in poller.poll(None if left is None else left * 1000 + 1)}
+            exited = pidfd in ready
+            if not exited:
+                deadline.check(what)
+            for fd in streams if exited else streams.keys() & ready:
+                if _drain(fd, streams[fd]) and not exited:
+                    poller.unregister(fd)
+            if len(stdout) > STDOUT_LIMIT:
+                raise IOFailure(f"{what}: more than {STDOUT_LIMIT} bytes on stdout")
+            del stderr[STDERR_LIMIT:]
+        process.wait()
+        return bytes(stdout), bytes(stderr)
+    finally:
+        forget()
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for fd in (pidfd, wake):
+            os.close(fd)
+        process.stdout.close()
+        process.stderr.close()
+
+
+def _drain(fd: int, into: bytearray) -> bool:
+    """Read what is there, up to one limit's worth; return whether the stream has ended."""
+    start = len(into)
+    while len(into) - start <= STDOUT_LIMIT:
+        try:
+            chunk = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            return True
+        into += chunk
+    return False
