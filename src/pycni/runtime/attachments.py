@@ -56,7 +56,7 @@ class AttachmentParams(msgspec.Struct, frozen=True, kw_only=True):
     netns_override: bool = False
 
     def check_names(self) -> None:
-        """Raise 3 or 4 unless the names are fit for paths, messages and the kernel (SPEC R8, L3)."""
+        """Raise 3 or 4 unless the names are fit for paths and the kernel (SPEC R8, L3)."""
         ContainerId.parse(self.container_id)
         IfName.parse(self.ifname)
         if "\0" in self.netns:

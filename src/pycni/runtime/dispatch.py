@@ -9,13 +9,21 @@ runs before the verb acts and not after it. Only then is the kernel touched.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from pycni.errors import CniError, IncompatibleVersion, InvalidConfig, InvalidNetns, NamespaceGone
+from pycni.errors import (
+    CniError,
+    DecodeFailure,
+    IncompatibleVersion,
+    InvalidConfig,
+    InvalidNetns,
+    NamespaceGone,
+)
 from pycni.kernel.netns import Netns
 from pycni.kernel.side import Side
 from pycni.model import jsonio
@@ -23,7 +31,7 @@ from pycni.model.deadline import Deadline
 from pycni.model.names import NetworkName
 from pycni.model.request import Attachment, Request, Verb
 from pycni.model.result import Result
-from pycni.model.version import GATES, at_least
+from pycni.model.version import GATES, SUPPORTED, at_least
 from pycni.plugins.sdk import Call, Config, Delegate, Plugin
 
 log = logging.getLogger(__name__)
@@ -35,6 +43,7 @@ VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 # Results of one family share a layout, so any of its versions may stand in prevResult.
 FAMILIES = (("0.1.0", "0.2.0"), ("0.3.0", "0.3.1", "0.4.0"), ("1.0.0", "1.1.0"))
 
+NULL = b"null"
 CHAINED_VERBS = (Verb.ADD, Verb.DEL, Verb.CHECK)
 
 
@@ -82,11 +91,11 @@ def dispatch(
 
 def check_version(verb: Verb, config_version: str, supported: tuple[str, ...]) -> None:
     """Raise IncompatibleVersion (1) unless `verb` may run for a config of that version."""
-    floor = GATES.get(verb)
-    if floor is not None and not at_least(config_version, floor):
+    known = config_version in SUPPORTED
+    if known and not at_least(config_version, GATES[verb]):
         raise IncompatibleVersion(f"config version does not allow {verb}")
     # Exact text match, as in the reference: "1.0" is not "1.0.0".
-    if config_version not in supported:
+    if not known or config_version not in supported:
         names = " ".join(f'"{version}"' for version in supported)
         raise IncompatibleVersion(
             "incompatible CNI versions",
@@ -96,13 +105,13 @@ def check_version(verb: Verb, config_version: str, supported: tuple[str, ...]) -
 
 def parse_config(plugin: Plugin[Any], config: bytes) -> Config:
     """The plugin's typed configuration; raise InvalidConfig (7) naming the path of the fault."""
-    typed = jsonio.decode(config, plugin.config)
+    typed: Config = jsonio.decode(config, plugin.config)
     return typed if typed.cniVersion else msgspec.structs.replace(typed, cniVersion="0.1.0")
 
 
-def parse_prev_result(raw: msgspec.Raw | bytes, config_version: str) -> Result:
+def parse_prev_result(raw: jsonio.Buffer, config_version: str) -> Result:
     """The result of the chain so far, which must be of the configuration's version family."""
-    fields = fold(jsonio.decode_raw_object(bytes(raw), where="prevResult"))
+    fields = fold(jsonio.decode_raw_object(raw, where="prevResult"))
     version = text_field(fields, "cniVersion") or config_version
     family = next((f for f in FAMILIES if config_version in f), (config_version,))
     if version not in family:
@@ -110,7 +119,11 @@ def parse_prev_result(raw: msgspec.Raw | bytes, config_version: str) -> Result:
             f"prevResult: result type supports [{' '.join(family)}] "
             f'but unmarshalled CNIVersion is "{version}"'
         )
-    return Result.parse(bytes(raw), default_version=config_version)
+    try:
+        return Result.parse(raw, default_version=config_version, where="prevResult")
+    except DecodeFailure as exc:
+        # Here the result is part of the configuration, and that is what is wrong.
+        raise InvalidConfig(exc.msg) from exc
 
 
 def parse_valid_attachments(fields: Mapping[str, msgspec.Raw]) -> frozenset[Attachment] | None:
@@ -118,8 +131,9 @@ def parse_valid_attachments(fields: Mapping[str, msgspec.Raw]) -> frozenset[Atta
     for key in VALID_ATTACHMENTS:
         raw = fields.get(key)
         if raw is not None:
-            # null is Go's empty slice: a runtime without attachments.
-            return frozenset(jsonio.decode(bytes(raw), list[Attachment] | None, where=key) or ())
+            if bytes(raw) == NULL:  # Go's empty slice: a runtime without attachments
+                return frozenset()
+            return frozenset(jsonio.decode(raw, list[Attachment], where=key))
     return None
 
 
@@ -134,10 +148,9 @@ def guard_netns(request: Request, host: Side) -> None:
     if not request.netns and request.netns_fd is None:
         return
     try:
-        container = Side.open(request.netns, fd=request.netns_fd).netns
+        container = _open_netns(request)
     except (InvalidNetns, NamespaceGone):
         return
-    assert container is not None
     with container:
         if host.netns is not None:
             same = container.same_as(host.netns)
@@ -146,6 +159,12 @@ def guard_netns(request: Request, host: Side) -> None:
                 same = container.same_as(own)
     if same:
         raise InvalidNetns("plugin's netns and netns from CNI_NETNS should not be the same")
+
+
+def _open_netns(request: Request) -> Netns:
+    if request.netns_fd is None:
+        return Netns.open(request.netns)
+    return Netns.from_fd(os.dup(request.netns_fd), request.netns)
 
 
 def internal_error(exc: BaseException, what: str) -> InternalError:
@@ -159,21 +178,23 @@ def internal_error(exc: BaseException, what: str) -> InternalError:
 
 
 def fold(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
-    """`fields` with lower-case keys; the last of equal ones wins, as Go decodes them."""
-    return {key.lower(): value for key, value in fields.items()}
+    """`fields` with folded keys; the last of equal ones wins, as Go decodes them."""
+    return {jsonio.fold_key(key): value for key, value in fields.items()}
 
 
 def text_field(fields: Mapping[str, msgspec.Raw], key: str) -> str:
     """The text under `key` of folded fields; "" when absent or null."""
     raw = fields.get(key.lower())
-    return "" if raw is None else jsonio.decode(bytes(raw), str | None, where=key) or ""
+    if raw is None or bytes(raw) == NULL:
+        return ""
+    return jsonio.decode(raw, str, where=key)
 
 
 def _parse_prev_result(
     verb: Verb, fields: Mapping[str, msgspec.Raw], config_version: str
 ) -> Result | None:
     raw = fields.get("prevresult")
-    if verb not in CHAINED_VERBS or raw is None or bytes(raw) == b"null":
+    if verb not in CHAINED_VERBS or raw is None or bytes(raw) == NULL:
         return None
     try:
         return parse_prev_result(raw, config_version)

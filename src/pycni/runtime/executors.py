@@ -30,6 +30,7 @@ from pycni.model.names import PluginType
 from pycni.model.request import Request, Verb
 from pycni.model.result import Result
 from pycni.model.version import CURRENT, DEFAULT
+from pycni.model.wire_error import parse_error
 from pycni.plugins.sdk import Delegate, Plugin
 from pycni.runtime import trace
 from pycni.runtime.dispatch import dispatch, fold, parse_config, text_field
@@ -67,8 +68,11 @@ class Executor(Protocol):
         """Every type that is here, sorted."""
         ...
 
-    def validate(self, plugin_type: str, config: bytes) -> None:
-        """Raise InvalidConfig (7) if the plugin would refuse `config`, as far as can be told."""
+    def validate(self, plugin_type: str, config: bytes) -> tuple[str, ...]:
+        """Raise InvalidConfig (7) if the plugin would refuse `config`, as far as can be told.
+
+        Returns the types of the plugins it will delegate to.
+        """
         ...
 
 
@@ -129,9 +133,10 @@ class InProcess:
         """The built-in types."""
         return sorted({*plugins.BUILTIN, *self._extra})
 
-    def validate(self, plugin_type: str, config: bytes) -> None:
-        """Parse the plugin's typed configuration."""
-        parse_config(self._load(plugin_type), config)
+    def validate(self, plugin_type: str, config: bytes) -> tuple[str, ...]:
+        """Parse the plugin's typed configuration; its delegate is the one for addresses."""
+        ipam = parse_config(self._load(plugin_type), config).ipam.type
+        return (ipam,) if ipam else ()
 
     def _load(self, plugin_type: str) -> Plugin[Any]:
         if plugin_type in self._extra:
@@ -189,7 +194,7 @@ class Exec:
 
     def types(self) -> list[str]:
         """The names of the executable files in the path."""
-        found = set()
+        found: set[str] = set()
         for directory in self.path:
             try:
                 entries = list(os.scandir(directory))
@@ -198,8 +203,9 @@ class Exec:
             found.update(e.name for e in entries if e.is_file() and os.access(e.path, os.X_OK))
         return sorted(found)
 
-    def validate(self, plugin_type: str, config: bytes) -> None:
+    def validate(self, plugin_type: str, config: bytes) -> tuple[str, ...]:
         """Nothing can be said of an executable's configuration before it runs."""
+        return ()
 
     def _get(self, plugin_type: str) -> str:
         executable = self.find(plugin_type)
@@ -343,9 +349,9 @@ class Executors:
         """Every type known, sorted."""
         return sorted({name for executor in self._all() for name in executor.types()})
 
-    def validate(self, plugin_type: str, config: bytes) -> None:
+    def validate(self, plugin_type: str, config: bytes) -> tuple[str, ...]:
         """Raise InvalidConfig (7) if the plugin would refuse `config`, as far as can be told."""
-        self.get(plugin_type).validate(plugin_type, config)
+        return self.get(plugin_type).validate(plugin_type, config)
 
     def _all(self) -> list[Executor]:
         executables = () if self.executables is None else (self.executables,)
@@ -389,22 +395,11 @@ def canonical_result(plugin_type: str, stdout: bytes, request: Request) -> bytes
     """
     version = text_field(fold(jsonio.decode_raw_object(request.config)), "cniVersion") or DEFAULT
     try:
-        if stdout.strip() == b"null":
-            return Result(cniVersion=version).encode(version)
         return Result.parse(stdout, default_version=version).encode(version)
     except CniError as error:
         raise PluginFailed(
             f"plugin {plugin_type} printed an unusable result: {error.msg}", error.details
         ) from error
-
-
-class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The error a plugin prints on stdout when it exits with another status than 0."""
-
-    cniVersion: str = ""
-    code: int = 0
-    msg: str = ""
-    details: str = ""
 
 
 def decode_failure(status: int, stdout: bytes, stderr: str, config: bytes) -> CniError:
@@ -415,16 +410,13 @@ def decode_failure(status: int, stdout: bytes, stderr: str, config: bytes) -> Cn
             return PluginFailed(f"netplugin failed with no error message: {exit_text}")
         return PluginFailed(f"netplugin failed: {_quote(stderr)}: {exit_text}")
     try:
-        reply = jsonio.decode(stdout, ErrorReply)
-    except (DecodeFailure, InvalidConfig) as exc:
+        return parse_error(stdout)
+    except DecodeFailure as exc:
         said = _quote(redact(stdout.decode("utf-8", "replace"), config))
         return PluginFailed(
             f"netplugin failed but error parsing its diagnostic message {said}: {exc.msg}",
             exit_text,
         )
-    error = CniError.from_wire(reply.code, reply.msg, reply.details)
-    error.cni_version = reply.cniVersion or None
-    return error
 
 
 def _quote(text: str) -> str:
@@ -473,7 +465,8 @@ def _supervise(
 
     The end is the exit of the process, not of its pipes: a daemon it leaves behind may hold them.
     """
-    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
     stdout, stderr = bytearray(), bytearray()
     streams = {process.stdout.fileno(): stdout, process.stderr.fileno(): stderr}
     pidfd = os.pidfd_open(process.pid)

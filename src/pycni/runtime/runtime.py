@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs on a whole network: which plugins run, in which order, with what; libcni's counterpart.
+
+`Runtime` keeps no state: who calls it remembers the result of ADD and brings it back for CHECK
+and DEL. `runtime.node` does that, serialises the calls and survives crashes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+from msgspec import Raw
+
+from pycni.errors import CniError, IncompatibleVersion, InvalidConfig, UnknownContainer
+from pycni.model import jsonio
+from pycni.model.config import NetworkConfigList, PluginConfig, request_config
+from pycni.model.deadline import Deadline
+from pycni.model.request import Attachment, Request, Verb
+from pycni.model.result import Result
+from pycni.model.version import GATES, at_least
+from pycni.runtime.attachments import AttachmentParams
+from pycni.runtime.dispatch import VALID_ATTACHMENTS
+from pycni.runtime.errors import ChainFailed, PluginNotFound
+from pycni.runtime.executors import CLEANUP_TIMEOUT_S, Executor
+
+log = logging.getLogger(__name__)
+
+VALIDATED = 256  # networks remembered as valid
+LEADING_PATH = re.compile(r"[\w.\[\]/@-]+:")
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One plugin of a chain that ran."""
+
+    plugin_type: str
+    plugin_index: int
+    duration_s: float
+
+
+class AddOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What an ADD of a chain came to: the last plugin's result JSON, and the plugins that ran."""
+
+    result: bytes
+    steps: tuple[Step, ...] = ()
+
+    def parse(self) -> Result:
+        """The result as a typed value."""
+        return Result.parse(self.result)
+
+
+class Runtime:
+    """Runs the verbs of CNI on networks.
+
+    `cleanup_on_failure`: a failed ADD is followed by a DEL of the whole chain before it returns.
+    `continue_on_error`: DEL goes on past a failing plugin and reports every failure; the SPEC,
+    and so libcni, stops at the first. `plugin_timeout_s` limits each plugin of a DEL, whose
+    caller's own deadline does not count.
+    """
+
+    def __init__(
+        self,
+        executors: Executor,
+        *,
+        path: tuple[str, ...] = (),
+        cleanup_on_failure: bool = True,
+        continue_on_error: bool = True,
+        plugin_timeout_s: float = CLEANUP_TIMEOUT_S,
+    ) -> None:
+        self.executors = executors
+        self.path = path
+        self.cleanup_on_failure = cleanup_on_failure
+        self.continue_on_error = continue_on_error
+        self.plugin_timeout_s = plugin_timeout_s
+        self._validated: OrderedDict[bytes, frozenset[str]] = OrderedDict()
+
+    def add(
+        self,
+        network: NetworkConfigList,
+        params: AttachmentParams,
+        *,
+        deadline: Deadline | None = None,
+    ) -> AddOutcome:
+        """Attach a container: each plugin gets its predecessor's result (SPEC R14, R15)."""
+        self.validate_params(network, params)
+        deadline = deadline or Deadline()
+        result: bytes | None = None
+        steps: list[Step] = []
+        try:
+            for index, plugin in enumerate(network.plugins):
+                config = self._config(network, plugin, params, prev_result=result)
+                started = time.monotonic()
+                result = self._run(Verb.ADD, index, plugin, config, params, deadline)
+                steps.append(_step(index, plugin, started))
+        except CniError as error:
+            self._after_failed_add(network, params, result, error)
+            raise
+        return AddOutcome(result=result or Result().encode(network.cniVersion), steps=tuple(steps))
+
+    def delete(
+        self,
+        network: NetworkConfigList,
+        params: AttachmentParams,
+        *,
+        prev_result: bytes | None = None,
+        deadline: Deadline | None = None,
+    ) -> None:
+        """Detach a container: every plugin in reverse with ADD's final result (SPEC R17).
+
+        Without a `deadline` each plugin has `plugin_timeout_s` for itself.
+        """
+        params.check_names()
+        errors = self._delete(network, params, prev_result, deadline, self.continue_on_error)
+        _raise_all(Verb.DEL, errors)
+
+    def check(
+        self,
+        network: NetworkConfigList,
+        params: AttachmentParams,
+        *,
+        prev_result: bytes | None,
+        deadline: Deadline | None = None,
+    ) -> None:
+        """Raise unless the attachment is still as ADD left it (SPEC R18, R19, C4)."""
+        # libcni: the version is looked at before disableCheck is.
+        if not at_least(network.cniVersion, GATES[Verb.CHECK]):
+            raise IncompatibleVersion(
+                f'configuration version "{network.cniVersion}" does not support the CHECK command'
+            )
+        if network.disableCheck:
+            return
+        params.check_names()
+        if prev_result is None:
+            raise UnknownContainer(
+                "CHECK without the result of an ADD",
+                f"{params.container_id}/{params.ifname} on {network.name}",
+            )
+        prev_result = in_version(prev_result, network.cniVersion)
+        for index, plugin in enumerate(network.plugins):
+            config = self._config(network, plugin, params, prev_result=prev_result)
+            self._run(Verb.CHECK, index, plugin, config, params, deadline or Deadline())
+
+    def gc(
+        self,
+        network: NetworkConfigList,
+        valid: Collection[Attachment] | None,
+        *,
+        deadline: Deadline | None = None,
+    ) -> None:
+        """Have every plugin remove what belongs to no attachment in `valid` (SPEC R20, C5).
+
+        None is not the empty list: the plugins get no list, and those that need one do nothing.
+        Networks older than 1.1.0, or with disableGC, have no GC.
+        """
+        if network.disableGC or not at_least(network.cniVersion, GATES[Verb.GC]):
+            return
+        listed: dict[str, Raw] = {}
+        if valid is not None:
+            entries = jsonio.encode(sorted(valid, key=lambda a: (a.container_id, a.ifname)))
+            listed = {key: Raw(entries) for key in VALID_ATTACHMENTS}
+        errors: list[CniError] = []
+        for index, plugin in enumerate(network.plugins):
+            try:
+                config = request_config(network, plugin, extra=listed)
+                self._run(Verb.GC, index, plugin, config, None, deadline or Deadline())
+            except CniError as error:
+                errors.append(error)
+        _raise_all(Verb.GC, errors)
+
+    def status(self, network: NetworkConfigList, *, deadline: Deadline | None = None) -> None:
+        """Raise the first plugin's reason why ADD could not be served (SPEC R21)."""
+        if not at_least(network.cniVersion, GATES[Verb.STATUS]):
+            return
+        for index, plugin in enumerate(network.plugins):
+            config = request_config(network, plugin)
+            self._run(Verb.STATUS, index, plugin, config, None, deadline or Deadline())
+
+    def validate(self, network: NetworkConfigList) -> frozenset[str]:
+        """The capabilities the network declares, after its plugins were found to exist, to
+        support its version and to accept their configuration (SPEC C10, L13)."""
+        key = network.resolved
+        if key in self._validated:
+            return self._validated[key]
+        if not network.plugins:
+            raise InvalidConfig(f'network "{network.name}": no plugin configs found')
+        for index, plugin in enumerate(network.plugins):
+            with _placed(None, index, plugin):
+                self._validate_plugin(network, index, plugin, request_config(network, plugin))
+        self._validated[key] = network.capabilities
+        while len(self._validated) > VALIDATED:
+            self._validated.popitem(last=False)
+        return network.capabilities
+
+    def forget_validated(self) -> None:
+        """Validate every network anew from now on: plugins have come or gone."""
+        self._validated.clear()
+
+    def validate_params(self, network: NetworkConfigList, params: AttachmentParams) -> None:
+        """Raise every fault of an ADD that can be told before the kernel is touched."""
+        params.check_names()
+        self.validate(network)
+        for index, plugin in enumerate(network.plugins):
+            given = params.capability_args
+            if any(plugin.capabilities.get(name) for name in given):
+                config = request_config(network, plugin, runtime_config=given)
+                with _placed(Verb.ADD, index, plugin):
+                    self._validate_plugin(network, index, plugin, config)
+
+    def _validate_plugin(
+        self, network: NetworkConfigList, index: int, plugin: PluginConfig, config: bytes
+    ) -> None:
+        where = f"plugins[{index}]"
+        with _at(where):
+            delegates = self.executors.validate(plugin.type, config)
+            self._expect_version(plugin.type, network.cniVersion)
+            for delegate in delegates:
+                self.executors.validate(delegate, config)
+                self._expect_version(delegate, network.cniVersion)
+
+    def _expect_version(self, plugin_type: str, version: str) -> None:
+        supported = self.executors.versions(plugin_type)
+        if version not in supported:
+            raise IncompatibleVersion(
+                f'plugin {plugin_type} does not support config version "{version}"',
+                f"it supports {', '.join(supported)}",
+            )
+
+    def _after_failed_add(
+        self,
+        network: NetworkConfigList,
+        params: AttachmentParams,
+        result: bytes | None,
+        error: CniError,
+    ) -> None:
+        """Undo what the chain did, on time of our own; say on `error` whether anything is left."""
+        error.residue = "UNKNOWN"
+        if not self.cleanup_on_failure:
+            return
+        failures = self._delete(network, params, result, None, continue_on_error=True)
+        for failure in failures:
+            error.add_note(f"clean-up: {failure.plugin_type}: {failure}")
+        if not failures:
+            error.residue = "NONE"
+
+    def _delete(
+        self,
+        network: NetworkConfigList,
+        params: AttachmentParams,
+        prev_result: bytes | None,
+        deadline: Deadline | None,
+        continue_on_error: bool,
+    ) -> list[CniError]:
+        prev_result = _for_delete(network, prev_result)
+        errors: list[CniError] = []
+        for index, plugin in reversed(list(enumerate(network.plugins))):
+            try:
+                config = self._config(network, plugin, params, prev_result=prev_result)
+                limit = deadline or Deadline(self.plugin_timeout_s)
+                self._run(Verb.DEL, index, plugin, config, params, limit)
+            except CniError as error:
+                errors.append(error)
+                if not continue_on_error:
+                    break
+        return errors
+
+    def _config(
+        self,
+        network: NetworkConfigList,
+        plugin: PluginConfig,
+        params: AttachmentParams,
+        *,
+        prev_result: bytes | None,
+    ) -> bytes:
+        given: Mapping[str, Raw] = params.capability_args
+        return request_config(network, plugin, prev_result=prev_result, runtime_config=given)
+
+    def _run(
+        self,
+        verb: Verb,
+        index: int,
+        plugin: PluginConfig,
+        config: bytes,
+        params: AttachmentParams | None,
+        deadline: Deadline,
+    ) -> bytes:
+        if params is None:
+            request = Request(verb=verb, path=self.path, config=config)
+        else:
+            request = Request(
+                verb=verb,
+                container_id=params.container_id,
+                netns=params.netns,
+                ifname=params.ifname,
+                args=params.args,
+                path=self.path,
+                config=config,
+                netns_fd=params.netns_fd,
+                netns_override=params.netns_override,
+            )
+        with _placed(verb, index, plugin):
+            return self.executors.run(plugin.type, request, deadline)
+
+
+class _ResultHead(msgspec.Struct, frozen=True):
+    cniVersion: str = ""
+
+
+_HEAD = msgspec.json.Decoder(_ResultHead)
+
+
+def in_version(result: bytes, version: str) -> bytes:
+    """A stored result in the configuration's version (SPEC L9); itself if it is that already."""
+    try:
+        if _HEAD.decode(result).cniVersion == version:
+            return result
+    except msgspec.DecodeError:
+        pass  # the strict reading below says what is wrong
+    return Result.parse(result, default_version=version).encode(version)
+
+
+def _for_delete(network: NetworkConfigList, prev_result: bytes | None) -> bytes | None:
+    """The result DEL gives to the plugins: none before 0.4.0, none that cannot be read."""
+    if prev_result is None or not at_least(network.cniVersion, "0.4.0"):
+        return None
+    try:
+        return in_version(prev_result, network.cniVersion)
+    except CniError as error:
+        # libcni #1171: an unusable cached result must not keep a container from being deleted.
+        log.warning("network %s: DEL without prevResult: %s", network.name, error)
+        return None
+
+
+def _step(index: int, plugin: PluginConfig, started: float) -> Step:
+    return Step(plugin_type=plugin.type, plugin_index=index, duration_s=time.monotonic() - started)
+
+
+def _raise_all(verb: Verb, errors: list[CniError]) -> None:
+    match errors:
+        case []:
+            return
+        case [only]:
+            raise only
+        case _:
+            raise ChainFailed(verb, errors) from ExceptionGroup(f"{verb} of a chain", errors)
+
+
+@contextmanager
+def _placed(verb: Verb | None, index: int, plugin: PluginConfig) -> Iterator[None]:
+    """Write on a passing error which plugin of the chain it came from."""
+    try:
+        yield
+    except CniError as error:
+        if error.plugin_index is None:
+            error.plugin_index = index
+            error.plugin_type = plugin.type
+            error.verb = verb
+        raise
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Put `where` before the path of a configuration fault, to make it one of the whole list."""
+    try:
+        yield
+    except PluginNotFound as error:
+        error.add_note(f"while reading {where}")
+        raise
+    except InvalidConfig as error:
+        joint = "." if LEADING_PATH.match(error.msg) else ": "
+        error.msg = f"{where}{joint}{error.msg}"
+        error.args = (error.msg,)
+        raise
