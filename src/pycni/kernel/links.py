@@ -215,17 +215,14 @@ class Links:
         if alias is None:
             self._rtnl.mutate(created)
             return
-        # The kernel does not look at IFLA_IFALIAS when it creates a link.
-        named = Mutation(
-            wire.RTM_SETLINK, 0, wire.change(name, alias=alias), "set alias of", name, _FAILURES
-        )
-        refused, unnamed = self._rtnl.apply(created, named)
-        if refused is not None:
-            raise refused
-        if unnamed is not None:
+        # The kernel does not look at IFLA_IFALIAS when it creates a link. A second send, because
+        # behind a refused creation the alias would go to whoever has the name.
+        self._rtnl.mutate(created)
+        try:
+            self.set(name, alias=alias)
+        except KernelError as unnamed:
             self._undo(name, unnamed)
-            raise unnamed
-
+            raise
     def _undo(self, name: str, why: KernelError) -> None:
         try:
             self._rtnl.mutate(_removal(name))
