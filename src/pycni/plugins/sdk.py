@@ -218,3 +218,10 @@ class Plugin(Generic[C]):
 
     def status(self, call: Call[C]) -> None:
         """Raise NotAvailable (50) or LimitedConnectivity (51) if `add` cannot be served."""
+
+    def validate(self, config: C) -> None:
+        """Raise InvalidConfig (7) for what the types of `config` cannot express.
+
+        Runs before a network is accepted and before the first plugin of a chain acts; what only
+        a call's capability arguments bring may be missing.
+        """

@@ -134,9 +134,11 @@ class InProcess:
         return sorted({*plugins.BUILTIN, *self._extra})
 
     def validate(self, plugin_type: str, config: bytes) -> tuple[str, ...]:
-        """Parse the plugin's typed configuration; its delegate is the one for addresses."""
-        ipam = parse_config(self._load(plugin_type), config).ipam.type
-        return (ipam,) if ipam else ()
+        """Have the plugin look at its typed configuration; its delegate is the IPAM plugin."""
+        plugin = self._load(plugin_type)
+        typed = parse_config(plugin, config)
+        plugin.validate(typed)
+        return (typed.ipam.type,) if typed.ipam.type else ()
 
     def _load(self, plugin_type: str) -> Plugin[Any]:
         if plugin_type in self._extra:
