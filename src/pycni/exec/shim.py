@@ -6,10 +6,9 @@ nothing but the three C modules below; a test counts them. `pycni install` write
 a shebang and the two assignments of SOCKET and INTERPRETER.
 """
 
+import _socket
 import posix
 import sys
-
-import _socket
 
 SOCKET = "/run/pycni/shim.sock"
 INTERPRETER = "/usr/bin/python3"
@@ -17,12 +16,13 @@ INTERPRETER = "/usr/bin/python3"
 FRAME_VERSION = 1
 MAX_REQUEST = 16 * 1024 * 1024
 DEFAULT_TIMEOUT_S = 120
+NETNS_FLAGS = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK  # a FIFO must not hang us
 FORWARDED = (b"CNI_", b"TRACEPARENT=", b"TRACESTATE=", b"BAGGAGE=")
 
 
 def fail(code, msg, details):
     """Print a CNI error and exit."""
-    text = '{\n    "code": %d,\n    "msg": "%s",\n    "details": "%s"\n}' % (code, msg, details)
+    text = f'{{\n    "code": {code},\n    "msg": "{msg}",\n    "details": "{details}"\n}}'
     posix.write(1, text.encode())
     posix._exit(1)
 
@@ -70,7 +70,8 @@ def send(connection, frame):
     ancillary = []
     try:
         netns = posix.open(
-            posix.environ.get(b"CNI_NETNS", b""), posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK
+            posix.environ.get(b"CNI_NETNS", b""),
+            posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK,
         )
         ancillary.append((_socket.SOL_SOCKET, _socket.SCM_RIGHTS, netns.to_bytes(4, sys.byteorder)))
     except OSError:
