@@ -7,6 +7,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from pycni.errors import KernelError, LinkExists, LinkNotFound
+from pycni.kernel import tuntap
 from pycni.kernel.netns import Netns
 from pycni.kernel.nlsocket import Failures, Mutation, Target
 from pycni.kernel.nlwire import NLM_F_CREATE, NLM_F_EXCL
@@ -85,6 +86,7 @@ class Links:
         With `netns` the link is born there, its parent is looked up here. `kind_data` are the
         kind's own attributes (`nlwire.link.KINDS`): bridge vlan_filtering; macvlan mode,
         bcqueuelen; ipvlan mode; vlan id; vrf table. Either all of it happens or nothing.
+        An `alias` costs a send of its own unless `index` (free, chosen by the caller) is given.
         """
         if alias is not None and netns is not None:
             raise ValueError("an alias is set in the namespace the link lives in")
@@ -102,7 +104,7 @@ class Links:
             netns_fd=None if netns is None else netns.fd,
             data=kind_data,
         )
-        self._create(name, f"add {kind}", body, alias)
+        self._create(name, index, f"add {kind}", body, alias)
 
     def add_veth(
         self,
@@ -122,7 +124,8 @@ class Links:
         """Create a veth pair: `host` here, `container` in its own namespace and down.
 
         `alias` and `master` are the host end's. Either all of it happens or nothing. LinkExists
-        does not say which of the two names was taken.
+        does not say which of the two names was taken. With `host_index` and `container_index`
+        (free, chosen by the caller) further messages can follow in the same batch.
         """
         body = wire.create_veth(
             host,
@@ -136,7 +139,26 @@ class Links:
             peer_mac=None if container_mac is None else container_mac.packed,
             master=master,
         )
-        self._create(host, "add veth", body, alias)
+        self._create(host, host_index, "add veth", body, alias)
+
+    def add_tap(
+        self,
+        name: str,
+        *,
+        owner: int | None = None,
+        group: int | None = None,
+        multi_queue: bool = False,
+        vnet_hdr: bool = True,
+    ) -> None:
+        """Make a tap device, at once even in a batch; see `tuntap.add_tap`."""
+        tuntap.add_tap(
+            self._rtnl.namespace,
+            name,
+            owner=owner,
+            group=group,
+            multi_queue=multi_queue,
+            vnet_hdr=vnet_hdr,
+        )
 
     def set(
         self,
@@ -209,20 +231,38 @@ class Links:
         target = f"link group {group}"
         self._rtnl.mutate(Mutation(wire.RTM_DELLINK, 0, body, "remove", target, _FAILURES))
 
-    def _create(self, name: str, op: str, body: bytes, alias: str | None) -> None:
+    def _create(
+        self, name: str, index: int | None, op: str, body: bytes, alias: str | None
+    ) -> None:
         flags = NLM_F_CREATE | NLM_F_EXCL
         created = Mutation(wire.RTM_NEWLINK, flags, body, op, name, _FAILURES)
         if alias is None:
             self._rtnl.mutate(created)
             return
-        # The kernel does not look at IFLA_IFALIAS when it creates a link. A second send, because
-        # behind a refused creation the alias would go to whoever has the name.
-        self._rtnl.mutate(created)
-        try:
-            self.set(name, alias=alias)
-        except KernelError as unnamed:
+        # The kernel does not look at IFLA_IFALIAS when it creates a link: a second message. It
+        # rides along only if it can name the link by index, because behind a refused creation
+        # the name belongs to somebody else's link.
+        named = Mutation(
+            wire.RTM_SETLINK,
+            0,
+            wire.change(index or name, alias=alias),
+            "set alias of",
+            name,
+            _FAILURES,
+        )
+        if index is not None:
+            refused, unnamed = self._rtnl.apply(created, named)
+            if refused is not None:
+                raise refused
+        elif self._rtnl.batching:
+            raise ValueError("in a batch, a link with an alias needs an index of the caller's")
+        else:
+            self._rtnl.mutate(created)
+            (unnamed,) = self._rtnl.apply(named)
+        if unnamed is not None:
             self._undo(name, unnamed)
-            raise
+            raise unnamed
+
     def _undo(self, name: str, why: KernelError) -> None:
         try:
             self._rtnl.mutate(_removal(name))
