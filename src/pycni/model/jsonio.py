@@ -8,7 +8,8 @@ empty string means "not given" for a name or an address that has a default. Noth
 msgspec does the parsing and the type checks. Its keys are exact, so a document is first decoded
 untyped and its keys are folded by a plan worked out once per type; a fault is then reported with
 the path in the spelling of the document: `ipam.ranges[0][1].subnet: not a CIDR: "10.1.0.0/33"`.
-Types that keep parts of a document verbatim (`msgspec.Raw`) are folded on the bytes instead.
+Types that keep parts of a document verbatim (`msgspec.Raw`) are folded on the bytes instead;
+a part that may be absent is a `Raw` with a default, never `Raw | None`, which msgspec cannot read.
 """
 
 from __future__ import annotations
@@ -421,6 +422,8 @@ def _union_plan(kinds: list[Any]) -> _Plan:
         for kind in kinds:
             merged.add(kind)
         return merged
+    if Raw in kinds:
+        raise TypeError("msgspec has no optional Raw: give it a default, such as Raw(b'')")
     plans = [plan for plan in map(_plan_of, kinds) if plan is not _LEAF]
     return plans[0] if plans else _LEAF
 

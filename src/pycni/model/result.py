@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Self, TypeVar
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from pycni.errors import CniError, DecodeFailure, IncompatibleVersion, InvalidConfig
 from pycni.model import jsonio
@@ -33,7 +33,8 @@ class Interface(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     mac: str = ""
     mtu: int = 0
-    name: str = ""
+    # A factory, because Go prints an empty name, and omit_defaults would not.
+    name: str = field(default_factory=str)
     pciID: str = ""
     sandbox: str = ""
     socketPath: str = ""
@@ -86,7 +87,7 @@ class Result(Struct, frozen=True, kw_only=True):
             result = jsonio.convert(doc, cls, where=where)
         except InvalidConfig as exc:
             raise DecodeFailure(exc.msg) from exc
-        return result if result.cniVersion == version else _replace_version(result, version)
+        return structs.replace(result, cniVersion=version)
 
     @classmethod
     def _from_02(cls, old: _Read020, version: str) -> Self:
@@ -108,13 +109,6 @@ class Result(Struct, frozen=True, kw_only=True):
                 f'cannot convert: no result layout for CNI version "{version}"'
             ) from None  # the KeyError adds nothing
         return jsonio.encode_go(layout(self, version), indent=indent)
-
-
-def _replace_version(result: R, version: str) -> R:
-    return structs.replace(result, cniVersion=version)
-
-
-R = TypeVar("R", bound=Result)
 
 
 class _Version(Struct, frozen=True):
