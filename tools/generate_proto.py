@@ -109,7 +109,9 @@ def write(files: dict[str, str]) -> None:
 def main() -> int:
     """Write the generated files, or with --check report those that differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 on a difference")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 on a difference"
+    )
     options = parser.parse_args()
     files = generate()
     if not options.check:
