@@ -476,7 +476,8 @@ def test_both_ways_of_reading_agree(value: Any) -> None:
         try:
             found = jsonio.decode(document, kind)
         except CniError as error:
-            outcomes.append((type(error), error.msg))
+            # msgspec has other words for numbers beyond 64 bits in its two ways of reading.
+            outcomes.append((type(error), error.msg.partition(": ")[0]))
         else:
             outcomes.append((found.mtu, found.ipam, found.mac, found.byName))
     assert outcomes[0] == outcomes[1]
