@@ -80,7 +80,8 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
 
     `config` is the list as it was resolved at ADD: CHECK and DEL use it even after the network
     was edited or deleted (SPEC C16). `netns_id` tells a namespace from a later one at the same
-    path. `inline` says the caller sent the configuration instead of a network's name.
+    path. `inline` says the caller sent the configuration instead of a network's name; otherwise
+    `network_etag` is the network's at the time.
     """
 
     network: str
@@ -92,6 +93,7 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     config: bytes
     source: str = ""
     inline: bool = False
+    network_etag: str = ""
     cni_args: tuple[tuple[str, str], ...] = ()
     capability_args: dict[str, msgspec.Raw] = {}
     labels: dict[str, str] = {}

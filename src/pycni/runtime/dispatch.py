@@ -48,7 +48,14 @@ CHAINED_VERBS = (Verb.ADD, Verb.DEL, Verb.CHECK)
 
 
 class InternalError(CniError, code=999):
-    """A bug: the traceback is in the log under the id that `msg` names."""
+    """A bug: the traceback is in the log under `log_id`."""
+
+    def __init__(self, what: str, log_id: str) -> None:
+        super().__init__(
+            f"internal error in {what} (log id {log_id})",
+            hint="the log of the service has the traceback under this id",
+        )
+        self.log_id = log_id
 
 
 def dispatch(
@@ -85,7 +92,7 @@ def dispatch(
     except CniError as error:
         error.cni_version = error.cni_version or config_version
         raise
-    except Exception as exc:  # noqa: BLE001 - skel boundary: a bug in a plugin becomes code 999
+    except Exception as exc:  # the skel boundary: a bug in a plugin becomes code 999
         raise internal_error(exc, f"{request.verb} of plugin {plugin.type}") from exc
 
 
@@ -171,10 +178,7 @@ def internal_error(exc: BaseException, what: str) -> InternalError:
     """Log the traceback of `exc` under a fresh id and return the error that names only the id."""
     log_id = secrets.token_hex(4)
     log.error("internal error in %s (log id %s)", what, log_id, exc_info=exc)
-    return InternalError(
-        f"internal error in {what} (log id {log_id})",
-        hint="the service's log has the traceback under this id",
-    )
+    return InternalError(what, log_id)
 
 
 def fold(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:

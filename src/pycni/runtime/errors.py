@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pycni.errors import CniError, InvalidConfig, TryAgain, UnknownContainer
+from pycni.model.request import Verb
 
 if TYPE_CHECKING:
     from pycni.runtime.attachments import AttachmentKey
@@ -147,20 +148,20 @@ class PluginFailed(CniError):
 
 
 class ChainFailed(CniError):
-    """Several plugins of a chain failed; each with its place in `details` and in `errors`."""
+    """Several failures of one call, each with its place in `details` and in `errors`."""
 
     def __init__(self, verb: str, errors: Sequence[CniError]) -> None:
         super().__init__(
-            f"{len(errors)} plugins failed {verb}", "; ".join(_placed(error) for error in errors)
+            f"{len(errors)} failures of {verb}", "; ".join(_placed(error) for error in errors)
         )
         self.errors = tuple(errors)
-        self.verb = verb
-        # Callers act on the code: keep it where all agree (all "try again", say).
-        codes = {error.wire_code for error in errors}
-        self.wire_code = codes.pop() if len(codes) == 1 else CniError.code
+        self.verb = verb if verb in Verb.__members__ else None
+        self.wire_code = errors[0].wire_code  # the first decides, as at a chain that stops there
 
 
 def _placed(error: CniError) -> str:
+    if error.plugin_index is None:
+        return str(error)
     return f"plugins[{error.plugin_index}] {error.plugin_type}: {error}"
 
 

@@ -17,7 +17,7 @@ import stat
 import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -49,8 +49,16 @@ BUSY_TRIES = 6
 BUSY_DELAY_S = 1.0
 
 
+ExecutorKind = Literal["builtin", "exec", "daemon", "unknown"]
+
+
 class Executor(Protocol):
     """Runs plugins of the types it has."""
+
+    @property
+    def kind(self) -> ExecutorKind:
+        """How it runs them."""
+        ...
 
     def has(self, plugin_type: str) -> bool:
         """Whether a plugin of that type is here."""
@@ -76,10 +84,18 @@ class Executor(Protocol):
         ...
 
 
+class Runner(Protocol):
+    """What `Delegation` needs: somebody who runs one plugin."""
+
+    def run(self, plugin_type: str, request: Request, deadline: Deadline) -> bytes:
+        """Run one verb of one plugin."""
+        ...
+
+
 class Delegation:
     """A plugin's way to run another one, with the same parameters and the whole configuration."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Runner) -> None:
         self._executor = executor
 
     def run(self, plugin_type: str, request: Request, deadline: Deadline) -> bytes:
@@ -104,6 +120,8 @@ class InProcess:
 
     `extra` adds plugins of the embedding program to the built-in ones, or replaces some.
     """
+
+    kind: ExecutorKind = "builtin"
 
     def __init__(
         self,
@@ -154,6 +172,8 @@ class Exec:
     `lifeline` is a descriptor every child inherits: whoever waits for its lock waits for plugins
     that outlived a killed service.
     """
+
+    kind: ExecutorKind = "exec"
 
     def __init__(self, path: Sequence[str], host: Side, *, lifeline: int | None = None) -> None:
         self.path = tuple(path)
@@ -277,7 +297,7 @@ class Exec:
 
             def start() -> subprocess.Popen[bytes]:
                 # Its own session: a group to kill, and no terminal to be stopped by.
-                return subprocess.Popen(  # noqa: S603 - a file of a configured directory, no shell
+                return subprocess.Popen(  # a file of a configured directory, and no shell
                     [executable],
                     stdin=stdin_fd,
                     stdout=subprocess.PIPE,

@@ -7,11 +7,12 @@ and DEL. `runtime.node` does that, serialises the calls and survives crashes.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -27,7 +28,7 @@ from pycni.model.version import GATES, at_least
 from pycni.runtime.attachments import AttachmentParams
 from pycni.runtime.dispatch import VALID_ATTACHMENTS
 from pycni.runtime.errors import ChainFailed, PluginNotFound
-from pycni.runtime.executors import CLEANUP_TIMEOUT_S, Executor
+from pycni.runtime.executors import CLEANUP_TIMEOUT_S, ExecutorKind, Executors
 
 log = logging.getLogger(__name__)
 
@@ -36,22 +37,39 @@ LEADING_PATH = re.compile(r"[\w.\[\]/@-]+:")
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One plugin of a chain that ran."""
+    """One plugin of a chain that ran, in the order of running."""
 
+    verb: Verb
     plugin_type: str
     plugin_index: int
+    executor: ExecutorKind
     duration_s: float
+    error: CniError | None = None
 
 
-class AddOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What an ADD of a chain came to: the last plugin's result JSON, and the plugins that ran."""
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a verb came to; `skipped` when the network rules it out and nothing ran."""
+
+    steps: tuple[Step, ...] = ()
+    skipped: bool = False
+
+
+class AddOutcome(Outcome, frozen=True, kw_only=True):
+    """What an ADD came to; `result` is the last plugin's JSON, in the network's version."""
 
     result: bytes
-    steps: tuple[Step, ...] = ()
 
     def parse(self) -> Result:
         """The result as a typed value."""
         return Result.parse(self.result)
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """What one plugin says of itself on STATUS; no error means it can serve ADD."""
+
+    plugin_type: str
+    plugin_index: int
+    error: CniError | None = None
 
 
 class Runtime:
@@ -65,19 +83,18 @@ class Runtime:
 
     def __init__(
         self,
-        executors: Executor,
+        executors: Executors,
         *,
-        path: tuple[str, ...] = (),
         cleanup_on_failure: bool = True,
         continue_on_error: bool = True,
         plugin_timeout_s: float = CLEANUP_TIMEOUT_S,
     ) -> None:
         self.executors = executors
-        self.path = path
+        self.path = executors.path
         self.cleanup_on_failure = cleanup_on_failure
         self.continue_on_error = continue_on_error
         self.plugin_timeout_s = plugin_timeout_s
-        self._validated: OrderedDict[bytes, frozenset[str]] = OrderedDict()
+        self._validated: OrderedDict[bytes, None] = OrderedDict()
 
     def add(
         self,
@@ -85,20 +102,26 @@ class Runtime:
         params: AttachmentParams,
         *,
         deadline: Deadline | None = None,
+        cleanup_on_failure: bool | None = None,
+        validated: bool = False,
     ) -> AddOutcome:
-        """Attach a container: each plugin gets its predecessor's result (SPEC R14, R15)."""
-        self.validate_params(network, params)
+        """Attach a container: each plugin gets its predecessor's result (SPEC R14, R15).
+
+        `validated` says that `validate_params` has been called.
+        """
+        if not validated:
+            self.validate_params(network, params)
         deadline = deadline or Deadline()
         result: bytes | None = None
         steps: list[Step] = []
         try:
             for index, plugin in enumerate(network.plugins):
-                config = self._config(network, plugin, params, prev_result=result)
-                started = time.monotonic()
-                result = self._run(Verb.ADD, index, plugin, config, params, deadline)
-                steps.append(_step(index, plugin, started))
+                config = _config(network, plugin, params, result)
+                result = self._run(Verb.ADD, index, plugin, config, params, deadline, steps)
         except CniError as error:
-            self._after_failed_add(network, params, result, error)
+            error.residue = "UNKNOWN"
+            if _default(cleanup_on_failure, self.cleanup_on_failure):
+                self._undo_add(network, params, result, error)
             raise
         return AddOutcome(result=result or Result().encode(network.cniVersion), steps=tuple(steps))
 
@@ -109,14 +132,17 @@ class Runtime:
         *,
         prev_result: bytes | None = None,
         deadline: Deadline | None = None,
-    ) -> None:
+        continue_on_error: bool | None = None,
+    ) -> Outcome:
         """Detach a container: every plugin in reverse with ADD's final result (SPEC R17).
 
         Without a `deadline` each plugin has `plugin_timeout_s` for itself.
         """
         params.check_names()
-        errors = self._delete(network, params, prev_result, deadline, self.continue_on_error)
-        _raise_all(Verb.DEL, errors)
+        go_on = _default(continue_on_error, self.continue_on_error)
+        steps = self._delete(network, params, prev_result, deadline, go_on)
+        _raise_all(Verb.DEL, steps)
+        return Outcome(steps=tuple(steps))
 
     def check(
         self,
@@ -125,7 +151,7 @@ class Runtime:
         *,
         prev_result: bytes | None,
         deadline: Deadline | None = None,
-    ) -> None:
+    ) -> Outcome:
         """Raise unless the attachment is still as ADD left it (SPEC R18, R19, C4)."""
         # libcni: the version is looked at before disableCheck is.
         if not at_least(network.cniVersion, GATES[Verb.CHECK]):
@@ -133,7 +159,7 @@ class Runtime:
                 f'configuration version "{network.cniVersion}" does not support the CHECK command'
             )
         if network.disableCheck:
-            return
+            return Outcome(skipped=True)
         params.check_names()
         if prev_result is None:
             raise UnknownContainer(
@@ -141,9 +167,12 @@ class Runtime:
                 f"{params.container_id}/{params.ifname} on {network.name}",
             )
         prev_result = in_version(prev_result, network.cniVersion)
+        deadline = deadline or Deadline()
+        steps: list[Step] = []
         for index, plugin in enumerate(network.plugins):
-            config = self._config(network, plugin, params, prev_result=prev_result)
-            self._run(Verb.CHECK, index, plugin, config, params, deadline or Deadline())
+            config = _config(network, plugin, params, prev_result)
+            self._run(Verb.CHECK, index, plugin, config, params, deadline, steps)
+        return Outcome(steps=tuple(steps))
 
     def gc(
         self,
@@ -151,50 +180,78 @@ class Runtime:
         valid: Collection[Attachment] | None,
         *,
         deadline: Deadline | None = None,
-    ) -> None:
+    ) -> Outcome:
         """Have every plugin remove what belongs to no attachment in `valid` (SPEC R20, C5).
 
         None is not the empty list: the plugins get no list, and those that need one do nothing.
         Networks older than 1.1.0, or with disableGC, have no GC.
         """
         if network.disableGC or not at_least(network.cniVersion, GATES[Verb.GC]):
-            return
+            return Outcome(skipped=True)
         listed: dict[str, Raw] = {}
         if valid is not None:
             entries = jsonio.encode(sorted(valid, key=lambda a: (a.container_id, a.ifname)))
             listed = {key: Raw(entries) for key in VALID_ATTACHMENTS}
-        errors: list[CniError] = []
+        deadline = deadline or Deadline()
+        steps: list[Step] = []
         for index, plugin in enumerate(network.plugins):
-            try:
+            with contextlib.suppress(CniError):  # it is in the steps
                 config = request_config(network, plugin, extra=listed)
-                self._run(Verb.GC, index, plugin, config, None, deadline or Deadline())
-            except CniError as error:
-                errors.append(error)
-        _raise_all(Verb.GC, errors)
+                self._run(Verb.GC, index, plugin, config, None, deadline, steps)
+        _raise_all(Verb.GC, steps)
+        return Outcome(steps=tuple(steps))
 
-    def status(self, network: NetworkConfigList, *, deadline: Deadline | None = None) -> None:
+    def status(self, network: NetworkConfigList, *, deadline: Deadline | None = None) -> Outcome:
         """Raise the first plugin's reason why ADD could not be served (SPEC R21)."""
         if not at_least(network.cniVersion, GATES[Verb.STATUS]):
-            return
+            return Outcome(skipped=True)
+        deadline = deadline or Deadline()
+        steps: list[Step] = []
         for index, plugin in enumerate(network.plugins):
             config = request_config(network, plugin)
-            self._run(Verb.STATUS, index, plugin, config, None, deadline or Deadline())
+            self._run(Verb.STATUS, index, plugin, config, None, deadline, steps)
+        return Outcome(steps=tuple(steps))
+
+    def conditions(
+        self, network: NetworkConfigList, *, deadline: Deadline | None = None
+    ) -> tuple[Condition, ...]:
+        """What each plugin says of itself; nothing stops at the first that is not well."""
+        asked = at_least(network.cniVersion, GATES[Verb.STATUS])
+        deadline = deadline or Deadline()
+        steps: list[Step] = []
+        for index, plugin in enumerate(network.plugins if asked else ()):
+            with contextlib.suppress(CniError):  # it is in the steps
+                config = request_config(network, plugin)
+                self._run(Verb.STATUS, index, plugin, config, None, deadline, steps)
+        return tuple(
+            Condition(plugin_type=s.plugin_type, plugin_index=s.plugin_index, error=s.error)
+            for s in steps
+        )
 
     def validate(self, network: NetworkConfigList) -> frozenset[str]:
-        """The capabilities the network declares, after its plugins were found to exist, to
-        support its version and to accept their configuration (SPEC C10, L13)."""
+        """The capabilities the network declares, if it has no faults (SPEC C10, L13)."""
         key = network.resolved
-        if key in self._validated:
-            return self._validated[key]
-        if not network.plugins:
-            raise InvalidConfig(f'network "{network.name}": no plugin configs found')
-        for index, plugin in enumerate(network.plugins):
-            with _placed(None, index, plugin):
-                self._validate_plugin(network, index, plugin, request_config(network, plugin))
-        self._validated[key] = network.capabilities
-        while len(self._validated) > VALIDATED:
-            self._validated.popitem(last=False)
+        if key not in self._validated:
+            faults = self.find_faults(network)
+            if faults:
+                raise faults[0] if len(faults) == 1 else ChainFailed("validation", faults)
+            self._validated[key] = None
+            while len(self._validated) > VALIDATED:
+                self._validated.popitem(last=False)
         return network.capabilities
+
+    def find_faults(self, network: NetworkConfigList) -> list[CniError]:
+        """What is wrong with the network, at most one fault for each plugin: that it and its
+        delegate exist, support the version, and accept the configuration."""
+        if not network.plugins:
+            return [InvalidConfig(f'network "{network.name}": no plugin configs found')]
+        faults: list[CniError] = []
+        for index, plugin in enumerate(network.plugins):
+            try:
+                self._validate_plugin(network, index, plugin, request_config(network, plugin))
+            except CniError as error:
+                faults.append(error)
+        return faults
 
     def forget_validated(self) -> None:
         """Validate every network anew from now on: plugins have come or gone."""
@@ -202,20 +259,19 @@ class Runtime:
 
     def validate_params(self, network: NetworkConfigList, params: AttachmentParams) -> None:
         """Raise every fault of an ADD that can be told before the kernel is touched."""
-        params.check_names()
-        self.validate(network)
-        for index, plugin in enumerate(network.plugins):
+        with _leaving_nothing():
+            params.check_names()
+            self.validate(network)
             given = params.capability_args
-            if any(plugin.capabilities.get(name) for name in given):
-                config = request_config(network, plugin, runtime_config=given)
-                with _placed(Verb.ADD, index, plugin):
+            for index, plugin in enumerate(network.plugins if given else ()):
+                if any(plugin.capabilities.get(name) for name in given):
+                    config = request_config(network, plugin, runtime_config=given)
                     self._validate_plugin(network, index, plugin, config)
 
     def _validate_plugin(
         self, network: NetworkConfigList, index: int, plugin: PluginConfig, config: bytes
     ) -> None:
-        where = f"plugins[{index}]"
-        with _at(where):
+        with _placed(None, index, plugin), _at(f"plugins[{index}]"):
             delegates = self.executors.validate(plugin.type, config)
             self._expect_version(plugin.type, network.cniVersion)
             for delegate in delegates:
@@ -230,18 +286,16 @@ class Runtime:
                 f"it supports {', '.join(supported)}",
             )
 
-    def _after_failed_add(
+    def _undo_add(
         self,
         network: NetworkConfigList,
         params: AttachmentParams,
         result: bytes | None,
         error: CniError,
     ) -> None:
-        """Undo what the chain did, on time of our own; say on `error` whether anything is left."""
-        error.residue = "UNKNOWN"
-        if not self.cleanup_on_failure:
-            return
-        failures = self._delete(network, params, result, None, continue_on_error=True)
+        """DEL the whole chain, on time of our own; say on `error` whether anything is left."""
+        steps = self._delete(network, params, result, None, continue_on_error=True)
+        failures = [step.error for step in steps if step.error is not None]
         for failure in failures:
             error.add_note(f"clean-up: {failure.plugin_type}: {failure}")
         if not failures:
@@ -254,30 +308,18 @@ class Runtime:
         prev_result: bytes | None,
         deadline: Deadline | None,
         continue_on_error: bool,
-    ) -> list[CniError]:
+    ) -> list[Step]:
         prev_result = _for_delete(network, prev_result)
-        errors: list[CniError] = []
+        steps: list[Step] = []
         for index, plugin in reversed(list(enumerate(network.plugins))):
             try:
-                config = self._config(network, plugin, params, prev_result=prev_result)
+                config = _config(network, plugin, params, prev_result)
                 limit = deadline or Deadline(self.plugin_timeout_s)
-                self._run(Verb.DEL, index, plugin, config, params, limit)
-            except CniError as error:
-                errors.append(error)
+                self._run(Verb.DEL, index, plugin, config, params, limit, steps)
+            except CniError:
                 if not continue_on_error:
                     break
-        return errors
-
-    def _config(
-        self,
-        network: NetworkConfigList,
-        plugin: PluginConfig,
-        params: AttachmentParams,
-        *,
-        prev_result: bytes | None,
-    ) -> bytes:
-        given: Mapping[str, Raw] = params.capability_args
-        return request_config(network, plugin, prev_result=prev_result, runtime_config=given)
+        return steps
 
     def _run(
         self,
@@ -287,23 +329,64 @@ class Runtime:
         config: bytes,
         params: AttachmentParams | None,
         deadline: Deadline,
+        steps: list[Step],
     ) -> bytes:
-        if params is None:
-            request = Request(verb=verb, path=self.path, config=config)
-        else:
-            request = Request(
-                verb=verb,
-                container_id=params.container_id,
-                netns=params.netns,
-                ifname=params.ifname,
-                args=params.args,
-                path=self.path,
-                config=config,
-                netns_fd=params.netns_fd,
-                netns_override=params.netns_override,
+        """Run one plugin; what came of it is appended to `steps`, also if it is an error."""
+        request = _request(verb, config, params, self.path)
+        started = time.monotonic()
+        failure: CniError | None = None
+        executor: ExecutorKind = "unknown"
+        try:
+            with _placed(verb, index, plugin):
+                runner = self.executors.get(plugin.type)
+                executor = runner.kind
+                return runner.run(plugin.type, request, deadline)
+        except CniError as error:
+            failure = error
+            raise
+        finally:
+            steps.append(
+                Step(
+                    verb=verb,
+                    plugin_type=plugin.type,
+                    plugin_index=index,
+                    executor=executor,
+                    duration_s=time.monotonic() - started,
+                    error=failure,
+                )
             )
-        with _placed(verb, index, plugin):
-            return self.executors.run(plugin.type, request, deadline)
+
+
+def _config(
+    network: NetworkConfigList,
+    plugin: PluginConfig,
+    params: AttachmentParams,
+    prev_result: bytes | None,
+) -> bytes:
+    given: Mapping[str, Raw] = params.capability_args
+    return request_config(network, plugin, prev_result=prev_result, runtime_config=given)
+
+
+def _request(
+    verb: Verb, config: bytes, params: AttachmentParams | None, path: tuple[str, ...]
+) -> Request:
+    if params is None:
+        return Request(verb=verb, path=path, config=config)
+    return Request(
+        verb=verb,
+        container_id=params.container_id,
+        netns=params.netns,
+        ifname=params.ifname,
+        args=params.args,
+        path=path,
+        config=config,
+        netns_fd=params.netns_fd,
+        netns_override=params.netns_override,
+    )
+
+
+def _default(given: bool | None, otherwise: bool) -> bool:
+    return otherwise if given is None else given
 
 
 class _ResultHead(msgspec.Struct, frozen=True):
@@ -335,18 +418,24 @@ def _for_delete(network: NetworkConfigList, prev_result: bytes | None) -> bytes 
         return None
 
 
-def _step(index: int, plugin: PluginConfig, started: float) -> Step:
-    return Step(plugin_type=plugin.type, plugin_index=index, duration_s=time.monotonic() - started)
-
-
-def _raise_all(verb: Verb, errors: list[CniError]) -> None:
-    match errors:
+def _raise_all(verb: Verb, steps: Sequence[Step]) -> None:
+    match [step.error for step in steps if step.error is not None]:
         case []:
             return
         case [only]:
             raise only
-        case _:
+        case errors:
             raise ChainFailed(verb, errors) from ExceptionGroup(f"{verb} of a chain", errors)
+
+
+@contextmanager
+def _leaving_nothing() -> Iterator[None]:
+    """Say on a passing error that nothing was done yet."""
+    try:
+        yield
+    except CniError as error:
+        error.residue = "NONE"
+        raise
 
 
 @contextmanager

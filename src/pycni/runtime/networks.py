@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The networks of a node: those put into its store, and those of its conf directory beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from pycni.errors import InvalidConfig
+from pycni.model.config import NetworkConfigList
+from pycni.model.deadline import Deadline
+from pycni.model.names import NetworkName
+from pycni.runtime.attachments import AttachmentKey
+from pycni.runtime.errors import NetworkInUse, NetworkNotFound, NetworkReadOnly
+from pycni.runtime.events import Event, EventLog, Kind
+from pycni.runtime.locks import SharedLocks
+from pycni.runtime.runtime import Runtime
+from pycni.runtime.store import AttachmentFilter, Store, StoredNetwork, etag_of
+
+DELETE_TIMEOUT_S = 30.0
+
+
+class NetworkSource(Protocol):
+    """Definitions kept elsewhere, read-only here: the conf directory."""
+
+    def find(self, name: str) -> NetworkConfigList | None:
+        """The network of that name, drop-ins appended, or None."""
+        ...
+
+    def list(self) -> Sequence[NetworkConfigList]:
+        """Every network that can be read."""
+        ...
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """A network the node knows. `source` is the file it is defined in, empty for the store."""
+
+    name: str
+    config: NetworkConfigList
+    etag: str
+    source: str = ""
+    created: float = 0.0
+    updated: float = 0.0
+
+
+class PutOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a put came to: neither `created` nor `unchanged` means replaced."""
+
+    network: Network
+    created: bool = False
+    unchanged: bool = False
+
+
+class Networks:
+    """Looks networks up by name, changes those of the store; a stored one hides a file's."""
+
+    def __init__(
+        self,
+        store: Store,
+        runtime: Runtime,
+        *,
+        source: NetworkSource | None,
+        events: EventLog,
+        locks: SharedLocks,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._source = source
+        self._events = events
+        self._locks = locks
+        self._clock = clock
+        # Parsed configurations by name and etag: parsing costs more than asking the store.
+        self._parsed: dict[str, tuple[str, NetworkConfigList]] = {}
+
+    def find(self, name: str) -> Network | None:
+        """The network of that name, or None."""
+        stored = self._store.get_network(name)
+        if stored is not None:
+            return self._from_store(stored)
+        config = self._source.find(name) if self._source is not None else None
+        return None if config is None else _from_source(config)
+
+    def get(self, name: str) -> Network:
+        """The network of that name; raise NetworkNotFound."""
+        network = self.find(NetworkName.parse(name))
+        if network is None:
+            raise NetworkNotFound(name)
+        return network
+
+    def list(self) -> list[Network]:
+        """Every network, by name."""
+        found = {c.name: _from_source(c) for c in self._source.list()} if self._source else {}
+        found |= {n.name: self._from_store(n) for n in self._store.list_networks()}
+        return [found[name] for name in sorted(found)]
+
+    def put(
+        self, data: bytes, *, etag: str | None = None, validate_only: bool = False
+    ) -> PutOutcome:
+        """Create or replace the network that `data` defines, if it is valid.
+
+        With an `etag` only if that is its present one, "" meaning that it must not exist.
+        """
+        config = NetworkConfigList.parse(data)
+        self._runtime.validate(config)
+        present = self._store.get_network(config.name)
+        if present is None and self._source is not None:
+            file = self._source.find(config.name)
+            if file is not None:
+                raise NetworkReadOnly(config.name, file.source)
+        now = self._clock()
+        wanted = StoredNetwork(
+            name=config.name,
+            json=data,
+            etag=etag_of(data),
+            created=now if present is None else present.created,
+            updated=now,
+        )
+        unchanged = present is not None and present.json == data and etag in (None, present.etag)
+        if unchanged or validate_only:
+            stored = present if unchanged and present is not None else wanted
+            return PutOutcome(
+                network=_network(config, stored), created=present is None, unchanged=unchanged
+            )
+        stored = self._store.put_network(wanted, etag=etag)
+        self._events.publish(Event(kind=Kind.NETWORK_PUT, network=config.name, etag=stored.etag))
+        return PutOutcome(network=_network(config, stored), created=present is None)
+
+    def delete(
+        self,
+        name: str,
+        *,
+        etag: str | None = None,
+        force: bool = False,
+        validate_only: bool = False,
+    ) -> tuple[AttachmentKey, ...]:
+        """Delete a stored network; return the attachments that outlive it, which needs `force`.
+
+        They keep the configuration they were added with.
+        """
+        NetworkName.parse(name)
+        # Alone: no ADD may find the network now and write its attachment after we have looked.
+        with self._locks.alone(name, Deadline(DELETE_TIMEOUT_S)):
+            if self._store.get_network(name) is None:
+                file = self._source.find(name) if self._source is not None else None
+                raise NetworkNotFound(name) if file is None else NetworkReadOnly(name, file.source)
+            attachments = self._store.list_attachments(AttachmentFilter(network=name))
+            keys = tuple(attachment.key for attachment in attachments)
+            if keys and not force:
+                raise NetworkInUse(name, keys)
+            if not validate_only:
+                self._store.delete_network(name, etag=etag)
+                self._parsed.pop(name, None)
+                self._events.publish(Event(kind=Kind.NETWORK_DELETED, network=name))
+        return keys
+
+    def resolve(self, network: str | NetworkConfigList) -> Network:
+        """The network meant: by its name, or the configuration itself."""
+        if isinstance(network, str):
+            return self.get(network)
+        if not network.json:
+            raise InvalidConfig(f'network "{network.name}": the configuration has no JSON')
+        return Network(name=network.name, config=network, etag="", source=network.source)
+
+    def _from_store(self, stored: StoredNetwork) -> Network:
+        etag, config = self._parsed.get(stored.name, ("", None))
+        if config is None or etag != stored.etag:
+            config = NetworkConfigList.parse(stored.json)
+            self._parsed[stored.name] = (stored.etag, config)
+        return _network(config, stored)
+
+
+def _network(config: NetworkConfigList, stored: StoredNetwork) -> Network:
+    return Network(
+        name=stored.name,
+        config=config,
+        etag=stored.etag,
+        created=stored.created,
+        updated=stored.updated,
+    )
+
+
+def _from_source(config: NetworkConfigList) -> Network:
+    return Network(
+        name=config.name, config=config, etag=etag_of(config.resolved), source=config.source
+    )
