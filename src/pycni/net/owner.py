@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a link, a rule or a map element is: the tag that every kernel object of ours carries.
+
+    cni:<16 hex of sha256(network)>:<16 hex of sha256(container id, NUL, ifname)>
+
+Hashes, because a tag must fit a comment (128 bytes) and an alias whatever the names are, and
+because the network's part alone is what GC looks for. Nothing is ever found by recomputing
+addresses: DEL, CHECK and GC find by tag.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import NamedTuple
+
+_HEX_DIGITS = 16
+_VETH_NAMES = 10
+
+
+class Owner(NamedTuple):
+    """An attachment as the owner of kernel objects."""
+
+    network: str
+    container_id: str
+    ifname: str
+
+    @property
+    def tag(self) -> str:
+        """What link aliases and comments say."""
+        attachment = f"{self.container_id}\0{self.ifname}"
+        return network_prefix(self.network) + _hashed(attachment)
+
+    def host_veth_names(self) -> tuple[str, ...]:
+        """Names for the host end of the pair, to be tried in this order."""
+        return tuple(
+            "veth" + _hashed("\0".join((*self, str(attempt))))[:8] for attempt in range(_VETH_NAMES)
+        )
+
+
+def network_prefix(network: str) -> str:
+    """How the tags of all of a network's attachments begin."""
+    return f"cni:{_hashed(network)}:"
+
+
+def _hashed(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:_HEX_DIGITS]
