@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pycni.kernel.rtnl import Rtnl
 
 _FAILURES: Failures = {errno.EEXIST: LinkExists, errno.ENODEV: LinkNotFound}
+# "Operation not supported" there means: not a bridge port.
+_PORT_FAILURES: Failures = {errno.EOPNOTSUPP: KernelError, **_FAILURES}
 
 
 class Links:
@@ -219,7 +221,7 @@ class Links:
         }
         body = wire.change_port(link, data)
         op = "change bridge port"
-        self._rtnl.mutate(Mutation(wire.RTM_NEWLINK, 0, body, op, link, _FAILURES))
+        self._rtnl.mutate(Mutation(wire.RTM_NEWLINK, 0, body, op, link, _PORT_FAILURES))
 
     def remove(self, link: int | str) -> None:
         """Delete the link and wait until it is gone; LinkNotFound. A veth takes its peer along."""

@@ -25,10 +25,14 @@ from typing import Self
 from pycni.errors import KernelError
 from pycni.kernel import nlwire
 from pycni.kernel.addresses import Addresses
+from pycni.kernel.bridge_vlans import BridgeVlans
 from pycni.kernel.links import Links
+from pycni.kernel.neighbours import Neighbours
 from pycni.kernel.netns import Netns
 from pycni.kernel.nlsocket import NO_FAILURES, Failures, Mutation, NetlinkSocket, Target
 from pycni.kernel.routes import Routes
+from pycni.kernel.rules import Rules
+from pycni.kernel.shaping import Filters, Qdiscs
 
 RTM_NEWNSID, RTM_GETNSID = 88, 90
 NETNSA_NSID, NETNSA_FD = 1, 3
@@ -39,12 +43,18 @@ class Rtnl:
     """One rtnetlink socket in `namespace` (None: the process's own), with a facet per object."""
 
     def __init__(self, namespace: Netns | None = None) -> None:
+        self.namespace = namespace
         self._socket = NetlinkSocket(namespace)
         # Per thread: two requests that share the host's Rtnl must not see each other's queue.
         self._local = threading.local()
         self.links = Links(self)
         self.addresses = Addresses(self)
         self.routes = Routes(self)
+        self.rules = Rules(self)
+        self.neighbours = Neighbours(self)
+        self.qdiscs = Qdiscs(self)
+        self.filters = Filters(self)
+        self.bridge_vlans = BridgeVlans(self)
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
@@ -56,7 +66,7 @@ class Rtnl:
         Nothing is sent when the block itself raises. Reads inside the block are not queued and
         do not see what is. A block inside a block joins it.
         """
-        if getattr(self._local, "queue", None) is not None:
+        if self.batching:
             yield
             return
         queue: list[Mutation] = []
@@ -67,6 +77,11 @@ class Rtnl:
             self._local.queue = None
         if queue:
             self._socket.mutate(queue)
+
+    @property
+    def batching(self) -> bool:
+        """Is this thread inside a `batch` block?"""
+        return getattr(self._local, "queue", None) is not None
 
     def mutate(self, *mutations: Mutation) -> None:
         """Send now, or with the batch this thread is in."""

@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 if TYPE_CHECKING:
     from pycni.kernel.addresses import Addresses
+    from pycni.kernel.bridge_vlans import BridgeVlans
     from pycni.kernel.conntrack import Conntrack
     from pycni.kernel.links import Links
+    from pycni.kernel.neighbours import Neighbours
     from pycni.kernel.netns import Netns
     from pycni.kernel.nft import Nft
     from pycni.kernel.routes import Routes
     from pycni.kernel.rtnl import Rtnl
+    from pycni.kernel.rules import Rules
+    from pycni.kernel.shaping import Filters, Qdiscs
     from pycni.kernel.sysctl import Sysctl
 
 T = TypeVar("T")
@@ -97,6 +101,31 @@ class Side:
     def routes(self) -> Routes:
         """Routes."""
         return self.rtnl.routes
+
+    @property
+    def rules(self) -> Rules:
+        """Policy routing rules."""
+        return self.rtnl.rules
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """ARP and NDP entries."""
+        return self.rtnl.neighbours
+
+    @property
+    def qdiscs(self) -> Qdiscs:
+        """Queueing disciplines."""
+        return self.rtnl.qdiscs
+
+    @property
+    def filters(self) -> Filters:
+        """Traffic filters."""
+        return self.rtnl.filters
+
+    @property
+    def bridge_vlans(self) -> BridgeVlans:
+        """VLANs of bridge ports."""
+        return self.rtnl.bridge_vlans
 
     def batch(self) -> AbstractContextManager[None]:
         """Send this thread's rtnetlink mutations together; see `Rtnl.batch`."""

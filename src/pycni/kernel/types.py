@@ -8,6 +8,7 @@ the kernel's default when adding, "any" when removing.
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from pycni.model.addresses import IPAddress, IPInterface, IPNetwork
 from pycni.model.names import Mac
@@ -25,6 +26,8 @@ SCOPE_HOST = 254
 PROTOCOL_KERNEL = 2
 PROTOCOL_BOOT = 3
 PROTOCOL_STATIC = 4
+
+NUD_PERMANENT = 0x80
 
 
 class Link(Struct, frozen=True, kw_only=True):
@@ -110,7 +113,11 @@ class Route(Struct, frozen=True, kw_only=True):
 
 
 class Rule(Struct, frozen=True, kw_only=True):
-    """A policy routing rule. `family` (4 or 6) is taken from `src` or `dst` where given."""
+    """A policy routing rule. `family` (4 or 6) follows `src` or `dst` where one is given.
+
+    `table` None is no table (another action, or `l3mdev`); `priority` None lets the kernel
+    choose the one before its lowest.
+    """
 
     family: int = 4
     src: IPNetwork | None = None
@@ -122,8 +129,15 @@ class Rule(Struct, frozen=True, kw_only=True):
     table: int | None = MAIN_TABLE
     priority: int | None = None
     action: str = "lookup"
+    invert: bool = False
     l3mdev: bool = False
     protocol: int | None = None
+    suppress_prefixlen: int | None = None
+
+    def __post_init__(self) -> None:
+        network = self.src or self.dst
+        if network is not None:
+            force_setattr(self, "family", network.version)
 
 
 class Neighbour(Struct, frozen=True, kw_only=True):
@@ -132,13 +146,17 @@ class Neighbour(Struct, frozen=True, kw_only=True):
     index: int
     address: IPAddress
     mac: Mac | None
-    permanent: bool = True
-    # NUD_* bits of linux/neighbour.h.
-    state: int = 0x80
+    # NUD_* bits of linux/neighbour.h; permanent by default.
+    state: int = NUD_PERMANENT
+
+    @property
+    def permanent(self) -> bool:
+        """Configured, not learned."""
+        return bool(self.state & NUD_PERMANENT)
 
 
 class Qdisc(Struct, frozen=True, kw_only=True):
-    """A queueing discipline; the three numbers in bytes are those of a token bucket filter."""
+    """A queueing discipline; rate (bytes a second), burst and limit (bytes) are a tbf's."""
 
     index: int
     kind: str
@@ -147,6 +165,16 @@ class Qdisc(Struct, frozen=True, kw_only=True):
     rate: int | None = None
     burst: int | None = None
     limit: int | None = None
+
+    @property
+    def root(self) -> bool:
+        """Does it queue everything that leaves the link?"""
+        return self.parent == 0xFFFFFFFF
+
+    @property
+    def ingress(self) -> bool:
+        """Is it the place for filters on what arrives?"""
+        return self.parent == 0xFFFFFFF1
 
 
 class Filter(Struct, frozen=True, kw_only=True):

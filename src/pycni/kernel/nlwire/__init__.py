@@ -51,9 +51,11 @@ _S32 = Struct("=HHi")
 _U64 = Struct("=HHQ")
 _BE16 = Struct(">H2x")
 _ERRNO = Struct("=i")
+_SWAP = Struct(">H")
+_HOST = Struct("=H")
 _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
 
-_ORDER = sys.byteorder
+BYTE_ORDER = sys.byteorder
 
 Message = tuple[int, int, int, bytes]
 
@@ -203,7 +205,7 @@ def as_u8(payload: bytes) -> int:
 
 def as_u16(payload: bytes) -> int:
     """16 bits."""
-    return int.from_bytes(payload[:2], _ORDER)
+    return int.from_bytes(payload[:2], BYTE_ORDER)
 
 
 def as_be16(payload: bytes) -> int:
@@ -213,9 +215,15 @@ def as_be16(payload: bytes) -> int:
 
 def as_u32(payload: bytes) -> int:
     """32 bits."""
-    return int.from_bytes(payload[:4], _ORDER)
+    return int.from_bytes(payload[:4], BYTE_ORDER)
 
 
 def as_s32(payload: bytes) -> int:
     """32 bits with a sign."""
-    return int.from_bytes(payload[:4], _ORDER, signed=True)
+    return int.from_bytes(payload[:4], BYTE_ORDER, signed=True)
+
+
+def swap16(value: int) -> int:
+    """A 16 bit number between host and network order."""
+    (swapped,) = _HOST.unpack(_SWAP.pack(value))
+    return int(swapped)
