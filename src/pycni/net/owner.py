@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a kernel object belongs to: a tag to put on it, and to find it by.
+"""Whose a link, a rule or a map element is: the tag that every kernel object of ours carries.
 
-`cni:<network>:<attachment>`, each part 16 hex digits of a hash, so that it fits wherever the
-kernel takes a comment and says nothing about names nobody checked.
+    cni:<16 hex of sha256(network)>:<16 hex of sha256(container id, NUL, ifname)>
+
+Hashes, because a tag must fit a comment (128 bytes) and an alias whatever the names are, and
+because the network's part alone is what GC looks for. Nothing is ever found by recomputing
+addresses: DEL, CHECK and GC find by tag.
 """
 
 from __future__ import annotations
 
 from hashlib import sha256
+from typing import NamedTuple
 
-from msgspec import Struct
+_HEX_DIGITS = 16
+_VETH_NAMES = 10
 
-VETH_NAMES = 10
 
-
-class Owner(Struct, frozen=True):
-    """One attachment: an interface of a container on a network."""
+class Owner(NamedTuple):
+    """An attachment as the owner of kernel objects."""
 
     network: str
     container_id: str
@@ -23,20 +26,21 @@ class Owner(Struct, frozen=True):
 
     @property
     def tag(self) -> str:
-        """What marks an object as this owner's."""
-        return network_prefix(self.network) + _hex16(f"{self.container_id}\0{self.ifname}")
+        """What link aliases and comments say."""
+        attachment = f"{self.container_id}\0{self.ifname}"
+        return network_prefix(self.network) + _hashed(attachment)
 
     def host_veth_names(self) -> tuple[str, ...]:
-        """Names for the host end of the owner's veth pair, in the order to try them."""
-        digest = sha256(self.tag.encode()).hexdigest()
-        later = (sha256(f"{self.tag}\0{at}".encode()).hexdigest() for at in range(1, VETH_NAMES))
-        return tuple(f"veth{name[:8]}" for name in (digest, *later))
+        """Names for the host end of the pair, to be tried in this order."""
+        return tuple(
+            "veth" + _hashed("\0".join((*self, str(attempt))))[:8] for attempt in range(_VETH_NAMES)
+        )
 
 
 def network_prefix(network: str) -> str:
-    """How the tags of all owners on the network begin."""
-    return f"cni:{_hex16(network)}:"
+    """How the tags of all of a network's attachments begin."""
+    return f"cni:{_hashed(network)}:"
 
 
-def _hex16(text: str) -> str:
-    return sha256(text.encode()).hexdigest()[:16]
+def _hashed(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:_HEX_DIGITS]
