@@ -7,6 +7,7 @@ netlink socket, and the class can be named on systems that have none of this.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -33,17 +34,30 @@ T = TypeVar("T")
 class Side:
     """A namespace (None: the process's own) and what can be done there, from any thread.
 
-    The Side does not own the namespace's handle: `close` closes its sockets and leaves `netns`
-    to whoever opened it. After `close` the next use opens anew.
+    A Side owns the namespace's handle only if `open` made it; otherwise `close` closes the sockets
+    and leaves `netns` to whoever opened it, and the next use opens anew.
     """
 
     def __init__(self, netns: Netns | None = None) -> None:
         self.netns = netns
+        self._owns_netns = False
         self._lock = threading.Lock()
         self._rtnl: Rtnl | None = None
         self._nft: Nft | None = None
         self._conntrack: Conntrack | None = None
         self._sysctl: Sysctl | None = None
+
+    @classmethod
+    def open(cls, path: str, *, fd: int | None = None) -> Self:
+        """The namespace at `path`, or behind `fd`, which stays the caller's; NamespaceGone.
+
+        With `fd`, `path` is only what errors call it. InvalidNetns (8) when it is something else.
+        """
+        from pycni.kernel.netns import Netns
+
+        side = cls(Netns.open(path) if fd is None else Netns.from_fd(os.dup(fd), path))
+        side._owns_netns = True
+        return side
 
     @property
     def rtnl(self) -> Rtnl:
@@ -143,6 +157,8 @@ class Side:
         for resource in opened:
             if resource is not None:
                 resource.close()
+        if self._owns_netns and self.netns is not None:
+            self.netns.close()
 
     def __enter__(self) -> Self:
         return self
