@@ -99,6 +99,8 @@ missing_for_test() {
 
 # --- Python ---
 
+python_packages() { names "python3 python3-venv" python3 "python3 py3-pip"; }
+
 find_python() {
     for candidate in ${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do
         if "$candidate" -c "$USABLE" >/dev/null 2>&1; then
@@ -115,7 +117,8 @@ ensure_venv() {
     fi
     python=$(find_python)
     if [ -z "$python" ]; then
-        install_packages $(names "python3 python3-venv" python3 "python3 py3-pip")
+        # shellcheck disable=SC2046 # a list of words
+        install_packages $(python_packages)
         python=$(find_python)
     fi
     [ -n "$python" ] || die "pycni needs Python 3.11 or newer with venv, ssl, sqlite3 and ctypes" \
@@ -159,7 +162,11 @@ ensure_python() {
 require_root() {
     if ! is_root; then
         say "make $1 makes network namespaces and must run as root: sudo make $1" >&2
-        missing=$(missing_for_demo; [ "$1" = demo ] || missing_for_test)
+        missing=$(
+            [ -n "$(find_python)" ] || python_packages
+            missing_for_demo
+            [ "$1" = demo ] || missing_for_test
+        )
         # shellcheck disable=SC2086 # a list of words
         [ -z "$missing" ] || install_packages $missing
         exit 1
