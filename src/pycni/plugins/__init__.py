@@ -16,6 +16,8 @@ BUILTIN: dict[str, str] = {
     "host-local": "pycni.plugins.host_local:HostLocal",
     "tuning": "pycni.plugins.tuning:Tuning",
     "portmap": "pycni.plugins.portmap:Portmap",
+    "win-bridge": "pycni.plugins.win_bridge:WinBridge",
+    "win-overlay": "pycni.plugins.win_overlay:WinOverlay",
 }
 
 

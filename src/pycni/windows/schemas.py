@@ -93,6 +93,7 @@ class Network(Document, frozen=True, kw_only=True):
     Ipams: tuple[Ipam, ...] = ()
     Flags: int | None = None
     SchemaVersion: Schema | None = None
+    Owner: str = ""
 
     @property
     def ident(self) -> uuid.UUID:
@@ -138,6 +139,7 @@ class Endpoint(Document, frozen=True, kw_only=True):
     Flags: int | None = None
     Health: dict[str, Any] | None = None
     SchemaVersion: Schema | None = None
+    Owner: str = ""
     State: int | None = None
 
     @property
