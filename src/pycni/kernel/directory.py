@@ -4,15 +4,20 @@
 Everything goes through the directory's descriptor where the platform has `openat`, so a directory
 that is removed and made anew under a running call is noticed (ENOENT) and never mixed up.
 
-`OSError` passes through unchanged: absence and existence are answers here, not faults.
+`OSError` passes through unchanged: absence and existence are answers here, not faults; wrap a
+whole piece of work in `io_faults` to have what remains reported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
+
+from pycni.errors import IOFailure
 
 if sys.platform == "win32":
     import msvcrt
@@ -181,3 +186,27 @@ def make_directories(path: str, mode: int = 0o755) -> None:
     except FileNotFoundError:
         make_directories(os.path.dirname(path) or ".", mode)
         make_directories(path, mode)
+
+
+def find_obstacle(path: str) -> str | None:
+    """Why no file could be made in the directory `path` or where it is missing; None if it could.
+
+    Nothing is written to find out.
+    """
+    path = os.path.abspath(path)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    if not os.path.isdir(path):
+        return f"{path} is not a directory"
+    if not os.access(path, os.W_OK | os.X_OK):
+        return f"{path} is not writable"
+    return None
+
+
+@contextlib.contextmanager
+def io_faults(what: str) -> Iterator[None]:
+    """Turn an OSError into IOFailure (5) that begins with `what`."""
+    try:
+        yield
+    except OSError as exc:
+        raise IOFailure(f"{what}: {exc.strerror or exc}") from exc

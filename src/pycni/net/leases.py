@@ -34,8 +34,8 @@ from typing import Self
 
 from msgspec import Struct
 
-from pycni.errors import InvalidConfig, IOFailure, TryAgain, doing
-from pycni.kernel.directory import Directory, Identity
+from pycni.errors import InvalidConfig, TryAgain, doing
+from pycni.kernel.directory import Directory, Identity, io_faults
 from pycni.model.addresses import IPAddress, parse_ip
 from pycni.model.deadline import Deadline
 from pycni.net.addrset import AddressSet
@@ -296,12 +296,12 @@ def locked(
     TryAgain (11) when the lock cannot be had before `deadline`; any failing file operation inside
     is an IOFailure (5).
     """
-    path = os.path.join(data_dir or DEFAULT_DATA_DIR, network)
+    path = directory_of(data_dir, network)
     shared = _get_shared(path)
     with doing(f"waiting for the lock of {path}"):
         _acquire(shared.lock, deadline)
     try:
-        with _translated(path):
+        with io_faults(f"lease directory {path}"):
             directory = _open_locked(path, deadline, create=create)
             if directory is None:
                 yield None
@@ -316,16 +316,9 @@ def locked(
         shared.lock.release()
 
 
-def find_obstacle(data_dir: str, network: str) -> str | None:
-    """Why no lease could be written for the network, without writing one; None if it could."""
-    path = os.path.abspath(os.path.join(data_dir or DEFAULT_DATA_DIR, network))
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    if not os.path.isdir(path):
-        return f"{path} is not a directory"
-    if not os.access(path, os.W_OK | os.X_OK):
-        return f"{path} is not writable"
-    return None
+def directory_of(data_dir: str, network: str) -> str:
+    """Where the leases of the network are."""
+    return os.path.join(data_dir or DEFAULT_DATA_DIR, network)
 
 
 def _open_locked(path: str, deadline: Deadline, *, create: bool) -> Directory | None:
@@ -367,14 +360,6 @@ def _get_shared(path: str) -> _Shared:
         if shared is None:
             shared = _shared[path] = _Shared()
         return shared
-
-
-@contextlib.contextmanager
-def _translated(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise IOFailure(f"lease directory {path}: {exc.strerror or exc}") from exc
 
 
 def _name_of(address: IPAddress) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pycni.errors import IOFailure
 from pycni.kernel import directory as module
-from pycni.kernel.directory import Directory, make_directories
+from pycni.kernel.directory import Directory, find_obstacle, io_faults, make_directories
 
 
 @pytest.fixture(params=["O_TMPFILE", "temporary file", "no openat"])
@@ -105,3 +106,29 @@ def test_an_absent_directory_is_told_from_an_empty_one(
         monkeypatch.setattr(module, "_HAS_OPENAT", has_openat)
         with pytest.raises(FileNotFoundError):
             Directory(str(tmp_path / "absent"))
+
+
+def test_obstacles_are_named_without_writing(tmp_path: Path) -> None:
+    """A missing directory is no obstacle if it can be made; a file in its place is one."""
+    (tmp_path / "file").write_bytes(b"")
+
+    assert find_obstacle(str(tmp_path / "a" / "b")) is None
+    assert f"{tmp_path}/file is not a directory" == find_obstacle(str(tmp_path / "file" / "a"))
+    assert ["file"] == os.listdir(tmp_path)
+
+
+def test_a_directory_without_write_permission_is_an_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it is the file system that is read-only, which access(2) knows."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+
+    assert f"{tmp_path} is not writable" == find_obstacle(str(tmp_path))
+
+
+def test_what_fails_is_reported_as_an_io_failure() -> None:
+    """Code 5, beginning with what was tried."""
+    with pytest.raises(IOFailure) as caught, io_faults("save the backup"):
+        raise FileNotFoundError(2, "No such file or directory", "x")
+
+    assert "save the backup: No such file or directory" == caught.value.msg

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from ipaddress import ip_address as ip
 from pathlib import Path
@@ -271,16 +270,6 @@ def test_a_file_operation_that_fails_is_an_io_failure(tmp_path: Path) -> None:
     (tmp_path / NET).write_bytes(b"")
     with pytest.raises(IOFailure, match=f"lease directory {tmp_path}/{NET}: Not a directory"):
         take(tmp_path, A)
-
-
-def test_obstacles_are_named_without_writing(tmp_path: Path) -> None:
-    """A missing directory is no obstacle if it can be made; a file in its place is one."""
-    assert leases.find_obstacle(str(tmp_path / "a" / "b"), NET) is None
-    (tmp_path / "file").write_bytes(b"")
-    assert f"{tmp_path}/file is not a directory" == leases.find_obstacle(
-        str(tmp_path / "file"), NET
-    )
-    assert ["file"] == os.listdir(tmp_path)
 
 
 def test_a_file_system_that_rounds_times_is_not_believed(
