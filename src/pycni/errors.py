@@ -128,7 +128,9 @@ class LimitedConnectivity(CniError, code=51):
 class KernelError(CniError, code=999):
     """The kernel refused `op` on `target`; carries errno and the extended ack's text."""
 
-    def __init__(self, op: str, target: str, errno: int, extack: str = "", *, hint: str = "") -> None:
+    def __init__(
+        self, op: str, target: str, errno: int, extack: str = "", *, hint: str = ""
+    ) -> None:
         reason = os.strerror(errno) if errno else "failed"
         super().__init__(f"{op} {target}: {extack or reason}", hint=hint)
         self.op = op

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a verb of several steps fails: ADD unwinds (`Undo`), DEL and GC go on (`Gather`).
 
+::
+
     with Undo() as undo:                    with Gather("delete the attachment") as gather:
         links.add(bridge)                       gather.run(remove_veth)
         undo.push(links.remove, bridge)         gather.run(ipam.delete)
@@ -56,9 +58,9 @@ class Undo:
                 failures.append(failure)
         if exc is None and failures:
             raise fold("undo", failures)
-        for failure in failures:
+        for each in failures:
             assert exc is not None
-            exc.add_note(f"undo failed: {_describe(failure)}")
+            exc.add_note(f"undo failed: {_describe(each)}")
 
 
 class Gather:

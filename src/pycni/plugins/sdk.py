@@ -13,6 +13,7 @@ Verbs a plugin leaves out do what an absent verb does in CNI: succeed and change
 
 from __future__ import annotations
 
+import builtins
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
@@ -194,10 +195,12 @@ class Plugin(Generic[C]):
     """The five verbs; subclass with ``type=`` (the CNI type) and ``config=`` (a Config class)."""
 
     type: ClassVar[str]
-    config: ClassVar[type[Config]] = Config
+    config: ClassVar[builtins.type[Config]] = Config
     versions: ClassVar[tuple[str, ...]] = SUPPORTED
 
-    def __init_subclass__(cls, *, type: str = "", config: type[Any] = Config, **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls, *, type: str = "", config: builtins.type[Any] = Config, **kwargs: Any
+    ) -> None:
         super().__init_subclass__(**kwargs)
         if type:
             cls.type = type
