@@ -368,13 +368,44 @@ class _Map(_Plan):
 
     def step(self, doc: Any, path: str) -> _Step:
         """Name the faulty member: msgspec's path says only that there is one."""
-        for key, item in doc.items():
-            try:
-                msgspec.convert(self.item.fold(item), self.kind, dec_hook=_dec_hook)
-            except msgspec.ValidationError:
-                if item is not None or self.nullable:
-                    return _Step(f".{key}", item, self.item, path.removeprefix("[...]"))
-        return super().step(doc, path)
+        key = next((key for key, item in doc.items() if self._refuses(item)), "*")
+        return _Step(f".{key}", doc.get(key), self.item, path.removeprefix("[...]"))
+
+    def _refuses(self, item: Any) -> bool:
+        if item is None and not self.nullable:
+            return False
+        try:
+            msgspec.convert(self.item.fold(item), self.kind, dec_hook=_dec_hook)
+        except msgspec.ValidationError:
+            return True
+        return False
+
+
+class _Either(_Plan):
+    """A union: which plan applies is told by the JSON type of the value."""
+
+    def __init__(self, plans: list[_Plan]) -> None:
+        self.raw = any(plan.raw for plan in plans)
+        lists = [plan for plan in plans if isinstance(plan, _List)]
+        objects = [plan for plan in plans if isinstance(plan, _Object | _Map)]
+        self.array = lists[0] if lists else _LEAF
+        self.object = objects[0] if objects else _LEAF
+
+    def _plan_for(self, first: str) -> _Plan:
+        return {"[": self.array, "{": self.object}.get(first, _LEAF)
+
+    def fold(self, value: Any) -> Any:
+        return self._plan_for(_opening(value)).fold(value)
+
+    def fold_bytes(self, data: Buffer) -> bytes:
+        return self._plan_for(bytes(data).lstrip()[:1].decode()).fold_bytes(data)
+
+    def step(self, doc: Any, path: str) -> _Step:
+        return self._plan_for(_opening(doc)).step(doc, path)
+
+
+def _opening(value: Any) -> str:
+    return "[" if isinstance(value, list) else "{" if isinstance(value, dict) else ""
 
 
 def join_object(members: Mapping[str, Buffer]) -> bytes:
@@ -425,7 +456,7 @@ def _union_plan(kinds: list[Any]) -> _Plan:
     if Raw in kinds:
         raise TypeError("msgspec has no optional Raw: give it a default, such as Raw(b'')")
     plans = [plan for plan in map(_plan_of, kinds) if plan is not _LEAF]
-    return plans[0] if plans else _LEAF
+    return plans[0] if len(plans) == 1 else _Either(plans) if plans else _LEAF
 
 
 def _is_struct(kind: Any) -> bool:

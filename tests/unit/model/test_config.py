@@ -200,6 +200,12 @@ def test_a_network_may_consist_of_dropins_only() -> None:
     assert ["bridge"] == [p.type for p in NetworkConfigList.parse(network.resolved).plugins]
 
 
+def test_dropins_are_ignored_where_only_inlined_plugins_count() -> None:
+    """C7: not even looked at."""
+    network = parse(plugins=[{"type": "x"}], loadOnlyInlinedPlugins=True)
+    assert network is network.with_dropins([b"{"])
+
+
 def test_a_bad_dropin_is_refused_with_its_place_in_the_chain() -> None:
     """L15: it fails the load."""
     with pytest.raises(InvalidConfig, match=r"^plugins\[3\]\.type: missing$"):

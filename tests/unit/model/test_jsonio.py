@@ -116,6 +116,18 @@ class WithRaw(Plain):
     extra: Raw = Raw(b"")
 
 
+class Several(Struct):
+    one: str | list[PortMapping] | PortMapping | None = None
+
+
+class SeveralRaw(Several):
+    raw: bool | list[Inner] | Inner = False
+
+
+class Flat(Struct, array_like=True):
+    size: int = 0
+
+
 class Impossible(Struct):
     extra: Raw | None = None
 
@@ -292,6 +304,42 @@ def test_a_bare_value_can_be_read() -> None:
     assert 'not an IP address: "x"' == fault(b'"x"', IPv4Address)
     assert "expected str, got bool" == fault(b"true", Mac)
     assert jsonio.convert({"MTU": 1}, Config).mtu == 1
+
+
+def test_one_or_many_is_told_by_the_value() -> None:
+    """A union folds by the JSON type it is given."""
+    port = PortMapping(hostPort=1, containerPort=2)
+    one, many = b'{"HostPort": 1, "ContainerPort": 2}', b'[{"HOSTPORT": 1, "containerPort": 2}]'
+    for key in (b"one", b"ONE"):
+        for kind in (Several, SeveralRaw):
+            assert port == jsonio.decode(b'{"%b": %b}' % (key, one), kind).one
+            assert [port] == jsonio.decode(b'{"%b": %b}' % (key, many), kind).one
+            assert "1" == jsonio.decode(b'{"%b": "1"}' % key, kind).one
+    assert jsonio.decode(b'{"Raw": true}', SeveralRaw).raw is True
+    found = jsonio.decode(b'{"Raw": [{"Settings": 1.0}]}', SeveralRaw).raw
+    assert isinstance(found, list)
+    assert b"1.0" == bytes(found[0].settings)
+    found = jsonio.decode(b'{"Raw":  {"SETTINGS": 1.0}}', SeveralRaw).raw
+    assert isinstance(found, Inner)
+    assert b"1.0" == bytes(found.settings)
+
+
+def test_faults_within_one_or_many_have_their_path() -> None:
+    """In an object, in an array, in neither."""
+    assert "One.HostPort: expected int, got str" == fault(
+        b'{"One": {"HostPort": "", "containerPort": 1}}', Several
+    )
+    assert "One[0].HostPort: expected int, got str" == fault(
+        b'{"One": [{"HostPort": "", "containerPort": 1}]}', Several
+    )
+    assert "One: expected str | object | array | null, got bool" == fault(b'{"One": true}', Several)
+    assert "[0]: expected int, got str" == fault(b'["x"]', Flat)
+
+
+def test_a_fault_nobody_can_find_again_is_still_reported() -> None:
+    """Should msgspec blame a member that passes by itself."""
+    plan = jsonio._Map(jsonio._LEAF, int)
+    assert ".*" == plan.step({"a": 1}, "[...]").spelled
 
 
 # -- verbatim parts ------------------------------------------------------------------------------
