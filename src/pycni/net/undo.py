@@ -102,7 +102,7 @@ class Gather:
 
 
 def fold(what: str, failures: list[Exception]) -> CniError:
-    """Make one error of several: their code if they agree on it, 999 otherwise; details list all."""
+    """Make one error of several: their code if they agree on it, else 999; details list all."""
     codes = {failure.wire_code if isinstance(failure, CniError) else 999 for failure in failures}
     error = CniError.from_wire(
         codes.pop() if len(codes) == 1 else CniError.code,

@@ -34,7 +34,7 @@ class IPAM(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys every plugin configuration has (SPEC section 1); plugins add their own by subclassing."""
+    """Keys of every plugin configuration (SPEC section 1); plugins add their own by subclassing."""
 
     name: str
     cniVersion: str = "0.1.0"
