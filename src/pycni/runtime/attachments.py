@@ -12,10 +12,12 @@ survives restarts. An ADD that failed and was undone completely leaves no attach
 from __future__ import annotations
 
 import enum
+import os
 
 import msgspec
 
 from pycni.errors import InvalidEnvironment
+from pycni.model import jsonio
 from pycni.model.names import ContainerId, IfName
 
 
@@ -108,6 +110,37 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
         """The identity of this attachment."""
         return AttachmentKey(self.network, self.container_id, self.ifname)
 
+    def params(self, netns: str) -> AttachmentParams:
+        """The parameters of its ADD, with the namespace at `netns`."""
+        return AttachmentParams(
+            container_id=self.container_id,
+            ifname=self.ifname,
+            netns=netns,
+            cni_args=self.cni_args,
+            capability_args=self.capability_args,
+            labels=self.labels,
+        )
+
+    def find_difference(self, params: AttachmentParams, inline: bytes | None) -> str:
+        """What an ADD with `params` asks for that this one did not; "" if it is the same call.
+
+        `inline` is the configuration the caller sent, None if it named the network. Two calls by
+        name are the same even if the network was edited in between.
+        """
+        there = namespace_id(params.netns, params.netns_fd)
+        differences = {
+            "netns": (
+                there != self.netns_id if there and self.netns_id else params.netns != self.netns
+            ),
+            "cni_args": params.cni_args != self.cni_args,
+            "capability_args": _documents(params.capability_args)
+            != _documents(self.capability_args),
+            "labels": params.labels != self.labels,
+            "network configuration": inline is not None and inline != self.config,
+        }
+        found = [what for what, different in differences.items() if different]
+        return f"different: {', '.join(found)}" if found else ""
+
 
 class StoredError(msgspec.Struct, frozen=True, kw_only=True):
     """Why an attachment is FAILED, as `List` and `Get` tell it."""
@@ -118,3 +151,18 @@ class StoredError(msgspec.Struct, frozen=True, kw_only=True):
     verb: str = ""
     plugin_type: str = ""
     plugin_index: int | None = None
+
+
+def namespace_id(path: str, fd: int | None = None) -> str:
+    """What tells the namespace at `path`, or open as `fd`, from others; "" if there is none."""
+    if not path and fd is None:
+        return ""
+    try:
+        found = os.stat(path) if fd is None else os.fstat(fd)
+    except (OSError, ValueError):
+        return ""
+    return f"{found.st_dev}:{found.st_ino}"
+
+
+def _documents(arguments: dict[str, msgspec.Raw]) -> dict[str, object]:
+    return {name: jsonio.loads(raw) for name, raw in arguments.items()}

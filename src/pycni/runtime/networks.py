@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -14,13 +15,14 @@ from pycni.model.config import NetworkConfigList
 from pycni.model.deadline import Deadline
 from pycni.model.names import NetworkName
 from pycni.runtime.attachments import AttachmentKey
-from pycni.runtime.errors import NetworkInUse, NetworkNotFound, NetworkReadOnly
+from pycni.runtime.errors import EtagMismatch, NetworkInUse, NetworkNotFound, NetworkReadOnly
 from pycni.runtime.events import Event, EventLog, Kind
 from pycni.runtime.locks import SharedLocks
 from pycni.runtime.runtime import Runtime
 from pycni.runtime.store import AttachmentFilter, Store, StoredNetwork, etag_of
 
 DELETE_TIMEOUT_S = 30.0
+PARSED = 256  # configurations kept parsed
 
 
 class NetworkSource(Protocol):
@@ -73,14 +75,12 @@ class Networks:
         self._events = events
         self._locks = locks
         self._clock = clock
-        # Parsed configurations by name and etag: parsing costs more than asking the store.
-        self._parsed: dict[str, tuple[str, NetworkConfigList]] = {}
 
     def find(self, name: str) -> Network | None:
         """The network of that name, or None."""
         stored = self._store.get_network(name)
         if stored is not None:
-            return self._from_store(stored)
+            return _from_store(stored)
         config = self._source.find(name) if self._source is not None else None
         return None if config is None else _from_source(config)
 
@@ -93,8 +93,11 @@ class Networks:
 
     def list(self) -> list[Network]:
         """Every network, by name."""
-        found = {c.name: _from_source(c) for c in self._source.list()} if self._source else {}
-        found |= {n.name: self._from_store(n) for n in self._store.list_networks()}
+        found: dict[str, Network] = {}
+        for config in self._source.list() if self._source is not None else ():
+            found[config.name] = _from_source(config)
+        for stored in self._store.list_networks():
+            found[stored.name] = _from_store(stored)
         return [found[name] for name in sorted(found)]
 
     def put(
@@ -111,6 +114,9 @@ class Networks:
             file = self._source.find(config.name)
             if file is not None:
                 raise NetworkReadOnly(config.name, file.source)
+        actual = "" if present is None else present.etag
+        if etag is not None and etag != actual:  # the store looks again when it writes
+            raise EtagMismatch(config.name, expected=etag, actual=actual)
         now = self._clock()
         wanted = StoredNetwork(
             name=config.name,
@@ -119,7 +125,7 @@ class Networks:
             created=now if present is None else present.created,
             updated=now,
         )
-        unchanged = present is not None and present.json == data and etag in (None, present.etag)
+        unchanged = present is not None and present.json == data
         if unchanged or validate_only:
             stored = present if unchanged and present is not None else wanted
             return PutOutcome(
@@ -153,7 +159,6 @@ class Networks:
                 raise NetworkInUse(name, keys)
             if not validate_only:
                 self._store.delete_network(name, etag=etag)
-                self._parsed.pop(name, None)
                 self._events.publish(Event(kind=Kind.NETWORK_DELETED, network=name))
         return keys
 
@@ -165,12 +170,15 @@ class Networks:
             raise InvalidConfig(f'network "{network.name}": the configuration has no JSON')
         return Network(name=network.name, config=network, etag="", source=network.source)
 
-    def _from_store(self, stored: StoredNetwork) -> Network:
-        etag, config = self._parsed.get(stored.name, ("", None))
-        if config is None or etag != stored.etag:
-            config = NetworkConfigList.parse(stored.json)
-            self._parsed[stored.name] = (stored.etag, config)
-        return _network(config, stored)
+
+@functools.lru_cache(maxsize=PARSED)
+def parse_network(json: bytes, source: str = "") -> NetworkConfigList:
+    """The network that `json` defines; parsing it again costs more than finding it here."""
+    return NetworkConfigList.parse(json, source=source)
+
+
+def _from_store(stored: StoredNetwork) -> Network:
+    return _network(parse_network(stored.json), stored)
 
 
 def _network(config: NetworkConfigList, stored: StoredNetwork) -> Network:
