@@ -55,7 +55,8 @@ DEFAULT_LIMITS = Limits()
 UNSETTLED = frozenset({State.ADDING, State.DELETING, State.FAILED})
 
 
-def _no_neighbours(network: str) -> Collection[request.Attachment]:
+def no_neighbours(network: str) -> Collection[request.Attachment]:
+    """Nobody else attaches containers to our networks."""
     return ()
 
 
@@ -75,7 +76,7 @@ class Node:
         events: EventLog | None = None,
         limits: Limits = DEFAULT_LIMITS,
         boot_id: str = "",
-        neighbours: Callable[[str], Collection[request.Attachment]] = _no_neighbours,
+        neighbours: Callable[[str], Collection[request.Attachment]] = no_neighbours,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Putting a node together on a state directory, and waiting for what its predecessor left running."""
+"""Putting a node together on a state directory, once its predecessor and its plugins are gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pycni.model import request
 from pycni.plugins.sdk import Plugin
 from pycni.runtime.executors import Exec, Executor, Executors, InProcess
 from pycni.runtime.networks import NetworkSource
-from pycni.runtime.node import DEFAULT_LIMITS, Node
+from pycni.runtime.node import DEFAULT_LIMITS, Node, no_neighbours
 from pycni.runtime.outcomes import Limits
 from pycni.runtime.runtime import Runtime
 from pycni.runtime.store import SqliteStore
@@ -39,7 +39,7 @@ def open_node(
     registered: Sequence[Executor] = (),
     plugins: Mapping[str, Plugin[Any]] | None = None,
     source: NetworkSource | None = None,
-    neighbours: Callable[[str], Collection[request.Attachment]] | None = None,
+    neighbours: Callable[[str], Collection[request.Attachment]] = no_neighbours,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Node:
     """The node whose state is in `state_dir`; call `recover` on it, then use it, then close it.
