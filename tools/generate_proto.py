@@ -8,6 +8,9 @@
 The generated code is committed, so that an installation needs no compiler. protoc names modules
 by their proto path ("cni.v2alpha1.config_pb2"); the imports are rewritten to where the modules
 live, so that neither a top-level `cni` package nor a second `pycni` package is installed.
+
+proto/numbers.txt remembers every field number ever published. A number whose field is removed or
+renamed must be `reserved` in its message, because old peers still send it.
 """
 
 from __future__ import annotations
@@ -20,8 +23,11 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+
 ROOT = Path(__file__).resolve().parent.parent
 PROTO_DIR = ROOT / "proto"
+NUMBERS = PROTO_DIR / "numbers.txt"
 OUTPUT_DIR = ROOT / "src" / "pycni" / "service" / "pb"
 PACKAGE = "pycni.service.pb"
 
@@ -79,6 +85,59 @@ def generate() -> dict[str, str]:
     return files
 
 
+def descriptors() -> list[FileDescriptorProto]:
+    """Every proto file as protoc understands it, with its comments."""
+    with tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch) / "set.pb"
+        run_protoc("--include_source_info", f"--descriptor_set_out={target}")
+        return list(FileDescriptorSet.FromString(target.read_bytes()).file)
+
+
+def numbers() -> dict[tuple[str, int], str]:
+    """The field or value that each number of each message or enum stands for; "" if reserved."""
+    found: dict[tuple[str, int], str] = {}
+    for file in descriptors():
+        for message in file.message_type:
+            name = f"{file.package}.{message.name}"
+            found |= {(name, field.number): field.name for field in message.field}
+            for reserved in message.reserved_range:
+                # Vendors' range, which this API never assigns, is not worth a thousand lines.
+                if reserved.end - reserved.start < 100:
+                    found |= {(name, n): "" for n in range(reserved.start, reserved.end)}
+        for enum in file.enum_type:
+            name = f"{file.package}.{enum.name}"
+            found |= {(name, value.number): value.name for value in enum.value}
+            for kept in enum.reserved_range:
+                found |= {(name, n): "" for n in range(kept.start, kept.end + 1)}
+    return found
+
+
+def published() -> dict[tuple[str, int], str]:
+    """What proto/numbers.txt remembers."""
+    lines = [line.split() for line in NUMBERS.read_text().splitlines() if not line.startswith("#")]
+    return {(owner, int(number)): name for owner, number, name in lines}
+
+
+def reused() -> list[str]:
+    """Published numbers that stand for something else now, or for nothing and are not reserved."""
+    current = numbers()
+    return [
+        f"{owner} {number}: was {name}, is {current.get((owner, number), 'not reserved')}"
+        for (owner, number), name in published().items()
+        if current.get((owner, number), "gone") not in (name, "")
+    ]
+
+
+def remember_numbers() -> None:
+    """Add new numbers to proto/numbers.txt."""
+    known = published() | {key: name for key, name in numbers().items() if name}
+    lines = [f"{owner} {number} {name}" for (owner, number), name in sorted(known.items())]
+    header = (
+        "# Every number ever published: message or enum, number, name. Written by `make proto`.\n"
+    )
+    NUMBERS.write_text(header + "\n".join(lines) + "\n")
+
+
 def _has_service(path: Path) -> bool:
     return re.search(r"^service \w+ {", path.read_text(), re.MULTILINE) is not None
 
@@ -114,8 +173,12 @@ def main() -> int:
     )
     options = parser.parse_args()
     files = generate()
+    if mistakes := reused():
+        print("field numbers are never reused:", *mistakes, sep="\n    ")
+        return 1
     if not options.check:
         write(files)
+        remember_numbers()
         return 0
     stale = differences(files)
     for name in stale:

@@ -70,8 +70,9 @@ def strings(module: Module) -> Iterator[ast.Constant]:
     """Each string that is not a docstring."""
     for node in ast.walk(module.tree):
         for child in ast.iter_child_nodes(node):
-            is_text = isinstance(child, ast.Constant) and isinstance(child.value, str)
-            if is_text and not isinstance(node, ast.Expr):
+            if isinstance(node, ast.Expr) or not isinstance(child, ast.Constant):
+                continue
+            if isinstance(child.value, str):
                 yield child
 
 

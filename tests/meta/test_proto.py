@@ -15,7 +15,6 @@ from google.protobuf.descriptor_pb2 import (
     EnumDescriptorProto,
     FieldDescriptorProto,
     FileDescriptorProto,
-    FileDescriptorSet,
 )
 
 # Imported before the files are parsed, or its options would be unknown to them.
@@ -48,11 +47,10 @@ def tool() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def files(tool: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> list[FileDescriptorProto]:
+def files(tool: ModuleType) -> list[FileDescriptorProto]:
     """Every proto file with its comments."""
-    target = tmp_path_factory.mktemp("proto") / "set.pb"
-    tool.run_protoc("--include_source_info", f"--descriptor_set_out={target}")
-    return list(FileDescriptorSet.FromString(target.read_bytes()).file)
+    found: list[FileDescriptorProto] = tool.descriptors()
+    return found
 
 
 def elements(file: FileDescriptorProto) -> Iterator[tuple[tuple[int, ...], str]]:
@@ -102,6 +100,17 @@ def is_synthetic(message: DescriptorProto, oneof: int) -> bool:
 def test_generated_code_is_current(tool: ModuleType) -> None:
     """What is committed is what `make proto` writes."""
     assert tool.differences(tool.generate()) == []
+
+
+def test_numbers_are_never_reused(tool: ModuleType) -> None:
+    """A published field number keeps its field, or is reserved: old peers still send it."""
+    assert tool.reused() == []
+
+
+def test_every_number_is_remembered(tool: ModuleType) -> None:
+    """proto/numbers.txt, written by `make proto`, knows every field there is."""
+    fields = {key: name for key, name in tool.numbers().items() if name}
+    assert fields == {key: name for key, name in tool.published().items() if key in fields}
 
 
 def test_everything_is_explained(files: list[FileDescriptorProto]) -> None:
