@@ -95,7 +95,7 @@ class EndpointsV1:
 
     def detach(self, ident: uuid.UUID, container_id: str) -> None:
         """Take a container off a shared endpoint; absent is success."""
-        body = schemas.ContainerAttach(ContainerId=container_id)
+        body = schemas.ContainerAttach(ContainerId=container_id, SystemType="Container")
         with contextlib.suppress(errors.HnsNotFound):
             self._rest.call("POST", f"/endpoints/{ident}/detach", body)
 

@@ -262,7 +262,7 @@ class ContainerAttach(Document, frozen=True, kw_only=True):
     """The body of /endpoints/{id}/attach and …/detach."""
 
     ContainerId: str = ""
-    SystemType: str = "Container"
+    SystemType: str
     CompartmentId: int | None = None
 
 
