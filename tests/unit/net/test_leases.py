@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from ipaddress import ip_address as ip
 from pathlib import Path
@@ -284,3 +287,37 @@ def test_a_file_system_that_rounds_times_is_not_believed(
     with locked(tmp_path) as found:
         found.find_owned("nobody", "eth0")
     assert 2 == reads.count
+
+
+WINDOWS = """
+import sys, os, types, random, ipaddress, threading, msgspec, tempfile, pathlib
+locked = []
+fake = types.SimpleNamespace(LK_NBLCK=2, locking=lambda fd, mode, size: locked.append((mode, size)))
+sys.modules |= {"msvcrt": fake, "fcntl": None}
+sys.platform, os.supports_dir_fd = "win32", set()
+from pycni.net import leases
+from pycni.model.deadline import Deadline
+leases._WINDOWS = True
+import pycni.plugins.host_local
+directory = pathlib.Path(tempfile.mkdtemp())
+with leases.locked(str(directory), "net", Deadline(), create=True) as found:
+    assert found.take(ipaddress.ip_address("2001:db8::2"), "c1", "eth0")
+    found.set_last(0, ipaddress.ip_address("2001:db8::2"))
+with leases.locked(str(directory), "net", Deadline(), create=True) as found:
+    assert [str(a) for a in found.find_owned("c1", "eth0")] == ["2001:db8::2"]
+assert locked == [(2, 1)] * 2, locked
+files = {path.name: path.read_bytes() for path in (directory / "net").iterdir()}
+assert files == {
+    "lock": b"", "2001_db8__2": b"c1\\r\\neth0", "last_reserved_ip.0": b"2001:db8::2"
+}, files
+"""
+
+
+def test_windows_has_no_fcntl_and_no_colons() -> None:
+    """There the module imports, locks through msvcrt and writes '_' for ':' in names."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", WINDOWS], env=environment, capture_output=True, check=False
+    )
+
+    assert b"" == done.stderr
