@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpycni/plugins/v1/tuning.proto\x12\x10pycni.plugins.v1\"\xfa\x01\n\x06Tuning\x12\x34\n\x06sysctl\x18\x01 \x03(\x0b\x32$.pycni.plugins.v1.Tuning.SysctlEntry\x12\x0b\n\x03mac\x18\x02 \x01(\t\x12\x0f\n\x07promisc\x18\x03 \x01(\x08\x12\x0b\n\x03mtu\x18\x04 \x01(\r\x12\x1d\n\x08tx_q_len\x18\x05 \x01(\rH\x00R\x06txQLen\x88\x01\x01\x12\x15\n\x08\x61llmulti\x18\x06 \x01(\x08H\x01\x88\x01\x01\x12\x10\n\x08\x64\x61ta_dir\x18\x07 \x01(\t\x1a-\n\x0bSysctlEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_tx_q_lenB\x0b\n\t_allmultib\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpycni/plugins/v1/tuning.proto\x12\x10pycni.plugins.v1\"\x8b\x02\n\x06Tuning\x12\x34\n\x06sysctl\x18\x01 \x03(\x0b\x32$.pycni.plugins.v1.Tuning.SysctlEntry\x12\x0b\n\x03mac\x18\x02 \x01(\t\x12\x14\n\x07promisc\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x0b\n\x03mtu\x18\x04 \x01(\r\x12\x1d\n\x08tx_q_len\x18\x05 \x01(\rH\x01R\x06txQLen\x88\x01\x01\x12\x15\n\x08\x61llmulti\x18\x06 \x01(\x08H\x02\x88\x01\x01\x12\x10\n\x08\x64\x61ta_dir\x18\x07 \x01(\t\x1a-\n\x0bSysctlEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\n\n\x08_promiscB\x0b\n\t_tx_q_lenB\x0b\n\t_allmultib\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TUNING_SYSCTLENTRY']._loaded_options = None
   _globals['_TUNING_SYSCTLENTRY']._serialized_options = b'8\001'
   _globals['_TUNING']._serialized_start=52
-  _globals['_TUNING']._serialized_end=302
-  _globals['_TUNING_SYSCTLENTRY']._serialized_start=231
-  _globals['_TUNING_SYSCTLENTRY']._serialized_end=276
+  _globals['_TUNING']._serialized_end=319
+  _globals['_TUNING_SYSCTLENTRY']._serialized_start=236
+  _globals['_TUNING_SYSCTLENTRY']._serialized_end=281
 # @@protoc_insertion_point(module_scope)

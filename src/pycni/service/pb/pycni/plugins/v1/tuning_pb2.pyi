@@ -58,7 +58,7 @@ class Tuning(_message.Message):
     mac: _builtins.str
     """The hardware address to set; empty leaves it."""
     promisc: _builtins.bool
-    """True: the interface is promiscuous."""
+    """Whether the interface is promiscuous; absent leaves it."""
     mtu: _builtins.int
     """The MTU to set; 0 leaves it."""
     tx_q_len: _builtins.int
@@ -76,22 +76,26 @@ class Tuning(_message.Message):
         *,
         sysctl: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         mac: _builtins.str = ...,
-        promisc: _builtins.bool = ...,
+        promisc: _builtins.bool | None = ...,
         mtu: _builtins.int = ...,
         tx_q_len: _builtins.int | None = ...,
         allmulti: _builtins.bool | None = ...,
         data_dir: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_allmulti", b"_allmulti", "_tx_q_len", b"_tx_q_len", "allmulti", b"allmulti", "tx_q_len", b"tx_q_len"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_allmulti", b"_allmulti", "_promisc", b"_promisc", "_tx_q_len", b"_tx_q_len", "allmulti", b"allmulti", "promisc", b"promisc", "tx_q_len", b"tx_q_len"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allmulti", b"_allmulti", "_tx_q_len", b"_tx_q_len", "allmulti", b"allmulti", "data_dir", b"data_dir", "mac", b"mac", "mtu", b"mtu", "promisc", b"promisc", "sysctl", b"sysctl", "tx_q_len", b"tx_q_len"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allmulti", b"_allmulti", "_promisc", b"_promisc", "_tx_q_len", b"_tx_q_len", "allmulti", b"allmulti", "data_dir", b"data_dir", "mac", b"mac", "mtu", b"mtu", "promisc", b"promisc", "sysctl", b"sysctl", "tx_q_len", b"tx_q_len"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__allmulti: _TypeAlias = _typing.Literal["allmulti"]  # noqa: Y015
     _WhichOneofArgType__allmulti: _TypeAlias = _typing.Literal["_allmulti", b"_allmulti"]  # noqa: Y015
+    _WhichOneofReturnType__promisc: _TypeAlias = _typing.Literal["promisc"]  # noqa: Y015
+    _WhichOneofArgType__promisc: _TypeAlias = _typing.Literal["_promisc", b"_promisc"]  # noqa: Y015
     _WhichOneofReturnType__tx_q_len: _TypeAlias = _typing.Literal["tx_q_len"]  # noqa: Y015
     _WhichOneofArgType__tx_q_len: _TypeAlias = _typing.Literal["_tx_q_len", b"_tx_q_len"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__allmulti) -> _WhichOneofReturnType__allmulti | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__promisc) -> _WhichOneofReturnType__promisc | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tx_q_len) -> _WhichOneofReturnType__tx_q_len | None: ...
 

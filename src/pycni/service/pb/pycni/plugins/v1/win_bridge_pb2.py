@@ -26,7 +26,7 @@ _sym_db = _symbol_database.Default()
 from pycni.service.pb.pycni.plugins.v1 import options_pb2 as pycni_dot_plugins_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!pycni/plugins/v1/win_bridge.proto\x12\x10pycni.plugins.v1\x1a\x1epycni/plugins/v1/options.proto\"\x8b\x01\n\tWinBridge\x12\x13\n\x0b\x61pi_version\x18\x01 \x01(\r\x12-\n\x08policies\x18\x02 \x03(\x0b\x32\x1b.pycni.plugins.v1.WinPolicy\x12!\n\x0cloopback_dsr\x18\x03 \x01(\x08R\x0bloopbackDSR\x12\x17\n\x0fip_masq_network\x18\x04 \x01(\t\".\n\tWinPolicy\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x05value\x18\x02 \x01(\x0c\x42\x04\xa8\xbb\x18\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!pycni/plugins/v1/win_bridge.proto\x12\x10pycni.plugins.v1\x1a\x1epycni/plugins/v1/options.proto\"\xb1\x01\n\tWinBridge\x12\x18\n\x0b\x61pi_version\x18\x01 \x01(\rH\x00\x88\x01\x01\x12-\n\x08policies\x18\x02 \x03(\x0b\x32\x1b.pycni.plugins.v1.WinPolicy\x12!\n\x0cloopback_dsr\x18\x03 \x01(\x08R\x0bloopbackDSR\x12\x17\n\x0fip_masq_network\x18\x04 \x01(\t\x12\x0f\n\x07gateway\x18\x05 \x01(\tB\x0e\n\x0c_api_version\".\n\tWinPolicy\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x05value\x18\x02 \x01(\x0c\x42\x04\xa8\xbb\x18\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,7 +36,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WINPOLICY'].fields_by_name['value']._loaded_options = None
   _globals['_WINPOLICY'].fields_by_name['value']._serialized_options = b'\250\273\030\001'
   _globals['_WINBRIDGE']._serialized_start=88
-  _globals['_WINBRIDGE']._serialized_end=227
-  _globals['_WINPOLICY']._serialized_start=229
-  _globals['_WINPOLICY']._serialized_end=275
+  _globals['_WINBRIDGE']._serialized_end=265
+  _globals['_WINPOLICY']._serialized_start=267
+  _globals['_WINPOLICY']._serialized_end=313
 # @@protoc_insertion_point(module_scope)

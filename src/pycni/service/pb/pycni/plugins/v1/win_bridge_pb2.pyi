@@ -32,12 +32,17 @@ class WinBridge(_message.Message):
     POLICIES_FIELD_NUMBER: _builtins.int
     LOOPBACK_DSR_FIELD_NUMBER: _builtins.int
     IP_MASQ_NETWORK_FIELD_NUMBER: _builtins.int
+    GATEWAY_FIELD_NUMBER: _builtins.int
     api_version: _builtins.int
-    """2 speaks HCN v2; anything else HNS v1."""
+    """2 speaks HCN v2, 1 HNS v1; absent follows the form of CNI_NETNS."""
     loopback_dsr: _builtins.bool
     """True: loopback through direct server return."""
     ip_masq_network: _builtins.str
     """Destinations behind this network are not masqueraded; empty means no masquerading."""
+    gateway: _builtins.str
+    """The containers' gateway: "bridge" (the subnet's address + 2), "ipam", "subnet" (that of the HNS
+    network) or an address; empty means "bridge".
+    """
     @_builtins.property
     def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___WinPolicy]:
         """Policies for the endpoint, handed to HNS as they are."""
@@ -45,16 +50,19 @@ class WinBridge(_message.Message):
     def __init__(
         self,
         *,
-        api_version: _builtins.int = ...,
+        api_version: _builtins.int | None = ...,
         policies: _abc.Iterable[Global___WinPolicy] | None = ...,
         loopback_dsr: _builtins.bool = ...,
         ip_masq_network: _builtins.str = ...,
+        gateway: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_api_version", b"_api_version", "api_version", b"api_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "ip_masq_network", b"ip_masq_network", "loopback_dsr", b"loopback_dsr", "policies", b"policies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_api_version", b"_api_version", "api_version", b"api_version", "gateway", b"gateway", "ip_masq_network", b"ip_masq_network", "loopback_dsr", b"loopback_dsr", "policies", b"policies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__api_version: _TypeAlias = _typing.Literal["api_version"]  # noqa: Y015
+    _WhichOneofArgType__api_version: _TypeAlias = _typing.Literal["_api_version", b"_api_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__api_version) -> _WhichOneofReturnType__api_version | None: ...
 
 Global___WinBridge: _TypeAlias = WinBridge  # noqa: Y015
 

@@ -26,7 +26,7 @@ _sym_db = _symbol_database.Default()
 from pycni.service.pb.pycni.plugins.v1 import win_bridge_pb2 as pycni_dot_plugins_dot_v1_dot_win__bridge__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"pycni/plugins/v1/win_overlay.proto\x12\x10pycni.plugins.v1\x1a!pycni/plugins/v1/win_bridge.proto\"\xa1\x01\n\nWinOverlay\x12\x13\n\x0b\x61pi_version\x18\x01 \x01(\r\x12-\n\x08policies\x18\x02 \x03(\x0b\x32\x1b.pycni.plugins.v1.WinPolicy\x12!\n\x0cloopback_dsr\x18\x03 \x01(\x08R\x0bloopbackDSR\x12\x0f\n\x07ip_masq\x18\x04 \x01(\x08\x12\x1b\n\x13\x65ndpoint_mac_prefix\x18\x05 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"pycni/plugins/v1/win_overlay.proto\x12\x10pycni.plugins.v1\x1a!pycni/plugins/v1/win_bridge.proto\"\xc7\x01\n\nWinOverlay\x12\x18\n\x0b\x61pi_version\x18\x01 \x01(\rH\x00\x88\x01\x01\x12-\n\x08policies\x18\x02 \x03(\x0b\x32\x1b.pycni.plugins.v1.WinPolicy\x12!\n\x0cloopback_dsr\x18\x03 \x01(\x08R\x0bloopbackDSR\x12\x0f\n\x07ip_masq\x18\x04 \x01(\x08\x12\x1b\n\x13\x65ndpoint_mac_prefix\x18\x05 \x01(\t\x12\x0f\n\x07gateway\x18\x06 \x01(\tB\x0e\n\x0c_api_versionb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,5 +34,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pycni.plugins.v1.win_overla
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WINOVERLAY']._serialized_start=92
-  _globals['_WINOVERLAY']._serialized_end=253
+  _globals['_WINOVERLAY']._serialized_end=291
 # @@protoc_insertion_point(module_scope)

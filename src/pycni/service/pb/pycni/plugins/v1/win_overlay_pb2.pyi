@@ -16,10 +16,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import TypeAlias as _TypeAlias, Never as _Never
+if sys.version_info >= (3, 10):
+    from typing import TypeAlias as _TypeAlias
 else:
-    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
+    from typing_extensions import TypeAlias as _TypeAlias
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -34,14 +34,19 @@ class WinOverlay(_message.Message):
     LOOPBACK_DSR_FIELD_NUMBER: _builtins.int
     IP_MASQ_FIELD_NUMBER: _builtins.int
     ENDPOINT_MAC_PREFIX_FIELD_NUMBER: _builtins.int
+    GATEWAY_FIELD_NUMBER: _builtins.int
     api_version: _builtins.int
-    """2 speaks HCN v2; anything else HNS v1."""
+    """2 speaks HCN v2, 1 HNS v1; absent follows the form of CNI_NETNS."""
     loopback_dsr: _builtins.bool
     """True: loopback through direct server return."""
     ip_masq: _builtins.bool
     """True: what containers send out of their subnet is masqueraded."""
     endpoint_mac_prefix: _builtins.str
     """The first two bytes of the endpoint's MAC, as "xx-xx"; empty means "0E-2A"."""
+    gateway: _builtins.str
+    """The containers' gateway: "bridge" (the subnet's address + 2), "ipam", "subnet" (that of the HNS
+    network) or an address; empty means "subnet".
+    """
     @_builtins.property
     def policies(self) -> _containers.RepeatedCompositeFieldContainer[_win_bridge_pb2.WinPolicy]:
         """Policies for the endpoint, handed to HNS as they are."""
@@ -49,16 +54,19 @@ class WinOverlay(_message.Message):
     def __init__(
         self,
         *,
-        api_version: _builtins.int = ...,
+        api_version: _builtins.int | None = ...,
         policies: _abc.Iterable[_win_bridge_pb2.WinPolicy] | None = ...,
         loopback_dsr: _builtins.bool = ...,
         ip_masq: _builtins.bool = ...,
         endpoint_mac_prefix: _builtins.str = ...,
+        gateway: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_api_version", b"_api_version", "api_version", b"api_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "endpoint_mac_prefix", b"endpoint_mac_prefix", "ip_masq", b"ip_masq", "loopback_dsr", b"loopback_dsr", "policies", b"policies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_api_version", b"_api_version", "api_version", b"api_version", "endpoint_mac_prefix", b"endpoint_mac_prefix", "gateway", b"gateway", "ip_masq", b"ip_masq", "loopback_dsr", b"loopback_dsr", "policies", b"policies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__api_version: _TypeAlias = _typing.Literal["api_version"]  # noqa: Y015
+    _WhichOneofArgType__api_version: _TypeAlias = _typing.Literal["_api_version", b"_api_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__api_version) -> _WhichOneofReturnType__api_version | None: ...
 
 Global___WinOverlay: _TypeAlias = WinOverlay  # noqa: Y015
