@@ -6,7 +6,6 @@ from __future__ import annotations
 import enum
 from typing import Any, Self, TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from pycni.errors import InvalidConfig, InvalidEnvironment
@@ -66,7 +65,7 @@ class CniArgs(Struct, frozen=True, kw_only=True):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Return the typed arguments of `K=V;K2=V2`; faults are code 4 and name the pair."""
-        known = {field.name for field in msgspec.structs.fields(cls)}
+        known = cls.__struct_fields__  # structs.fields() would evaluate the annotations every time
         values: dict[str, str] = {}
         unknown: list[str] = []
         for pair in text.split(";") if text else ():
