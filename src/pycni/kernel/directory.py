@@ -40,14 +40,21 @@ class Identity(NamedTuple):
     mtime_ns: int
 
 
+class Draft(NamedTuple):
+    """A file being made; `name` is the temporary one, empty where none is needed."""
+
+    fd: int
+    name: str = ""
+
+
 class Directory:
     """An open directory; `create_missing` makes it and its parents (0755) when absent."""
 
     def __init__(self, path: str, *, create_missing: bool = False) -> None:
         self.path = path
-        if create_missing:
-            make_directories(path)
         self._fd: int | None = None
+        if create_missing and not os.path.isdir(path):
+            make_directories(path)
         if _HAS_OPENAT:
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         elif not os.path.isdir(path):
@@ -92,20 +99,44 @@ class Directory:
 
         Nobody ever sees the file empty or half written, and a crash leaves nothing behind.
         """
-        if self._fd is None or not _O_TMPFILE:
-            self._create_by_rename(name, content)
-            return
+        draft = self.draft(content)
         try:
-            fd = self._open(".", _O_TMPFILE | os.O_WRONLY)
-        except OSError:  # overlayfs before Linux 6.3, NFS and others have no O_TMPFILE
-            self._create_by_rename(name, content)
-            return
-        try:
-            os.write(fd, content)
-            # linkat() of the descriptor itself needs CAP_DAC_READ_SEARCH; its /proc name does not.
-            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=self._fd, follow_symlinks=True)
+            self.publish(draft, name)
         finally:
-            os.close(fd)
+            self.discard(draft)
+
+    def draft(self, content: bytes) -> Draft:
+        """Write a file (0600) that has no name yet; `discard` it when it has all its names."""
+        if self._fd is not None and _O_TMPFILE:
+            try:
+                draft = Draft(fd=self._open(".", _O_TMPFILE | os.O_WRONLY))
+            except OSError:  # overlayfs before Linux 6.3, NFS and others have no O_TMPFILE
+                draft = self._named_draft()
+        else:
+            draft = self._named_draft()
+        try:
+            os.write(draft.fd, content)
+        except BaseException:
+            self.discard(draft)
+            raise
+        return draft
+
+    def publish(self, draft: Draft, name: str) -> None:
+        """Give the draft the name `name`, or one more; raise FileExistsError if it is taken."""
+        if self._fd is None:
+            source = os.path.join(self.path, draft.name)
+            os.link(source, os.path.join(self.path, name))
+        elif draft.name:
+            os.link(draft.name, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        else:
+            # linkat() of the descriptor itself needs CAP_DAC_READ_SEARCH; its /proc name does not.
+            os.link(f"/proc/self/fd/{draft.fd}", name, dst_dir_fd=self._fd, follow_symlinks=True)
+
+    def discard(self, draft: Draft) -> None:
+        """Let go of the draft; the file remains under the names it was given."""
+        os.close(draft.fd)
+        if draft.name:
+            self.remove(draft.name)
 
     def read(self, name: str) -> bytes:
         """Return the content of the small file `name`; raise FileNotFoundError if absent."""
@@ -160,21 +191,9 @@ class Directory:
             return os.open(os.path.join(self.path, name), flags | _O_BINARY, mode)
         return os.open(name, flags | os.O_CLOEXEC, mode, dir_fd=self._fd)
 
-    def _create_by_rename(self, name: str, content: bytes) -> None:
-        """Write a temporary file, then give it its name with link(2), which never overwrites."""
-        temporary = f".{name}.{os.getpid()}-{os.urandom(4).hex()}"
-        fd = self._open(temporary, os.O_WRONLY | os.O_EXCL, create=_FILE_MODE)
-        try:
-            try:
-                os.write(fd, content)
-            finally:
-                os.close(fd)
-            if self._fd is not None:
-                os.link(temporary, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
-            else:
-                os.link(os.path.join(self.path, temporary), os.path.join(self.path, name))
-        finally:
-            self.remove(temporary)
+    def _named_draft(self) -> Draft:
+        name = f".draft-{os.getpid()}-{os.urandom(4).hex()}"
+        return Draft(self._open(name, os.O_WRONLY | os.O_EXCL, create=_FILE_MODE), name)
 
 
 def make_directories(path: str, mode: int = 0o755) -> None:

@@ -35,7 +35,7 @@ from typing import Self
 from msgspec import Struct
 
 from pycni.errors import InvalidConfig, TryAgain, doing
-from pycni.kernel.directory import Directory, Identity, io_faults
+from pycni.kernel.directory import Directory, Draft, Identity, io_faults
 from pycni.model.addresses import IPAddress, parse_ip
 from pycni.model.deadline import Deadline
 from pycni.net.addrset import AddressSet
@@ -85,13 +85,11 @@ class _Index:
         self.vacant: set[str] = set()  # files of addresses without an owner
         self.taken: dict[int, AddressSet] = {4: AddressSet(), 6: AddressSet()}
 
-    def put(self, name: str, content: bytes) -> None:
-        """Enter a lease file."""
+    def put(self, name: str, content: bytes, address: IPAddress) -> None:
+        """Enter the lease file of `address`."""
         self.vacant.discard(name)
         self.content[name] = content
         self.owned[content] = (*self.owned.get(content, ()), name)
-        address = _address_of(name)
-        assert address is not None
         self.taken[address.version].add(int(address))
 
     def drop(self, name: str) -> None:
@@ -131,6 +129,7 @@ class Leases:
         self._index = shared.index
         self._fresh = False  # read from disk by this call
         self._changed = False  # by this call
+        self._draft: tuple[bytes, Draft] | None = None
         if self._index.identity != directory.identity():
             self._scan()
 
@@ -147,7 +146,7 @@ class Leases:
         """Who holds `address` according to its file, None if it is free."""
         name = _name_of(address)
         content = self._read(name)
-        self._correct(name, content)
+        self._correct(name, content, address)
         return None if content is None else Holder.read(content)
 
     def find_owned(self, container_id: str, ifname: str) -> tuple[IPAddress, ...]:
@@ -166,14 +165,14 @@ class Leases:
         name, content = _name_of(address), Holder(container_id, ifname).content
         for _ in range(_TRIES):
             try:
-                self._directory.create(name, content)
+                self._directory.publish(self._draft_of(content), name)
             except FileExistsError:
                 if self.find_holder(address) is not None:
                     return False
                 self._remove(name)  # empty or foreign: nobody's
             else:
                 self._changed = True
-                self._index.put(name, content)
+                self._index.put(name, content, address)
                 return True
         raise TryAgain(f"{self.path}/{name} is being changed by a process that ignores the lock")
 
@@ -225,6 +224,22 @@ class Leases:
         self._changed = True  # the first time, it is a new entry
         self._directory.overwrite(f"{_LAST}{range_set}", str(address).encode())
 
+    def _draft_of(self, content: bytes) -> Draft:
+        """The nameless file with `content`: the leases of one ADD are links to one file.
+
+        Making a file is what an ADD on ext4 takes longest for.
+        """
+        if self._draft is None or self._draft[0] != content:
+            self._discard_draft()
+            self._draft = content, self._directory.draft(content)
+        return self._draft[1]
+
+    def _discard_draft(self) -> None:
+        if self._draft is not None:
+            _, draft = self._draft
+            self._draft = None
+            self._directory.discard(draft)
+
     def _confirmed(self, content: bytes) -> tuple[str, ...]:
         """The names of the files that hold `content`, on disk and not only in the index."""
         names = self._index.owned.get(content, ())
@@ -233,12 +248,12 @@ class Leases:
             names = self._index.owned.get(content, ())
         return names
 
-    def _correct(self, name: str, content: bytes | None) -> None:
+    def _correct(self, name: str, content: bytes | None, address: IPAddress) -> None:
         """Make the index say what the file says."""
         if content != self._index.content.get(name):
             self._index.drop(name)
             if content is not None and _OWNED.fullmatch(content) is not None:
-                self._index.put(name, content)
+                self._index.put(name, content, address)
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -248,6 +263,7 @@ class Leases:
 
     def _remove(self, name: str) -> None:
         self._changed = True
+        self._discard_draft()  # a file whose only name goes cannot be given another one
         self._directory.remove(name)
         self._index.drop(name)
 
@@ -263,19 +279,19 @@ class Leases:
         """
         index = self._index = self._shared.index = _Index()
         for name in self._directory.names():
-            if _address_of(name) is None:
-                continue
-            content = self._read(name)
-            if content is None:
+            address = _address_of(name)
+            content = None if address is None else self._read(name)
+            if address is None or content is None:
                 continue
             if _OWNED.fullmatch(content) is None:
                 index.vacant.add(name)
             else:
-                index.put(name, content)
+                index.put(name, content, address)
         self._fresh = True
 
     def seal(self) -> None:
         """Stamp the directory, so that the next call can tell whether the index still holds."""
+        self._discard_draft()
         if not (self._fresh or self._changed):
             return
         stamp = time.time_ns() - 10**9 - random.randrange(10**9)

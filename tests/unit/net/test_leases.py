@@ -70,6 +70,18 @@ def test_a_lease_is_a_file_as_the_go_plugin_writes_it(tmp_path: Path) -> None:
     } == files(tmp_path)
 
 
+def test_a_lease_can_be_given_back_and_taken_again_in_one_call(tmp_path: Path) -> None:
+    """The leases of a call are links to one file, which must not have been forgotten meanwhile."""
+    with locked(tmp_path) as found:
+        assert found.take(A, "c1", "eth0")
+        found.release(A)
+        assert found.take(B, "c1", "eth0")
+        assert found.take(V6, "c1", "eth0")
+
+    assert {"10.1.2.3": b"c1\r\neth0", "2001:db8::2": b"c1\r\neth0"} == files(tmp_path)
+    assert 2 == (tmp_path / NET / "10.1.2.3").stat().st_nlink
+
+
 def test_an_address_is_leased_once(tmp_path: Path) -> None:
     """The second taker is refused and can ask who holds it."""
     take(tmp_path, A)
