@@ -112,7 +112,7 @@ def test_gather_counts_an_error_of_its_own_block() -> None:
     with pytest.raises(CniError, match="2 steps failed"), Gather("delete") as gather:
         gather.run(fail, TryAgain("a"))
         raise ValueError("b")
-    with pytest.raises(ValueError, match="^b$"), Gather("delete"):
+    with pytest.raises(ValueError, match=r"^b$"), Gather("delete"):
         raise ValueError("b")
 
 

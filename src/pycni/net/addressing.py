@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A container interface's addresses and routes, from a result: give them, announce them, expect
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+
+from pycni.errors import CniError, KernelError, Unsupported, doing
+from pycni.kernel.addresses import Addresses
+from pycni.kernel.links import Links
+from pycni.kernel.routes import Routes
+from pycni.kernel.side import Side
+from pycni.kernel.sysctl import Sysctl
+from pycni.kernel.types import MAIN_TABLE, SCOPE_UNIVERSE
+from pycni.kernel.types import Route as KernelRoute
+from pycni.model.addresses import IPAddress, IPInterface
+from pycni.model.deadline import Deadline
+from pycni.model.names import Mac
+from pycni.model.result import Result, Route
+
+# As long as the reference waits; duplicate address detection takes one second and a bit.
+DAD_TIMEOUT_S = 5.0
+FIRST_PAUSE_S = 0.0005
+LONGEST_PAUSE_S = 0.02
+
+FORWARDING = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
+
+
+class Unreachable(CniError):
+    """CHECK: an address or a route of the result is not there any more."""
+
+
+def configure(
+    container: Side,
+    index: int,
+    ifname: str,
+    result: Result,
+    *,
+    deadline: Deadline,
+    detect_duplicates: bool = False,
+) -> None:
+    """Bring the interface up with the addresses and routes the result has for it.
+
+    Without `detect_duplicates` an IPv6 address can be used at once; with it, wait until the
+    network has had a second to object (RFC 4862).
+    """
+    addresses = addresses_of(result, ifname)
+    routes = _routes(result, index)
+    ipv6 = any(address.version == 6 for address in addresses)
+    with doing(f"configure {ifname}"):
+        prepare(container, ifname, ipv6=ipv6, detect_duplicates=detect_duplicates)
+        with container.batch():
+            for address in addresses:
+                nodad = address.version == 6 and not detect_duplicates
+                container.addresses.add(index, address, nodad=nodad)
+            # After the addresses: coming up announces them (arp_notify).
+            container.links.set(index, up=True)
+            for route in routes:
+                # append: ECMP routes to one destination stand beside each other.
+                container.routes.add(route, append=True)
+        if ipv6 and detect_duplicates:
+            wait_until_usable(container, index, deadline)
+
+
+def prepare(container: Side, ifname: str, *, ipv6: bool, detect_duplicates: bool) -> None:
+    """Set the interface's parameters, each as far as the kernel has it and lets us.
+
+    None is worth failing for: where one matters, adding the address fails and says so. A kernel
+    without IPv6 serves IPv4 (plugins #102).
+    """
+    own = f"net/ipv6/conf/{ifname}"
+    settings = {
+        f"net/ipv4/conf/{ifname}/arp_notify": "1",
+        f"{own}/ndisc_notify": "1",
+        f"{own}/accept_dad": "1" if detect_duplicates else "0",
+    }
+    if detect_duplicates:
+        settings[f"{own}/enhanced_dad"] = "1"
+    if ipv6:
+        settings["net/ipv6/conf/lo/disable_ipv6"] = "0"
+        settings[f"{own}/disable_ipv6"] = "0"
+        settings[f"{own}/keep_addr_on_down"] = "1"
+
+    def write() -> None:
+        here = Sysctl()
+        for key, value in settings.items():
+            with contextlib.suppress(KernelError):
+                here.write(key, value)
+
+    container.run(write)
+
+
+def wait_until_usable(container: Side, index: int, deadline: Deadline) -> None:
+    """Wait until no IPv6 address of the interface is tentative; raise if one is taken."""
+    pause, left = FIRST_PAUSE_S, DAD_TIMEOUT_S
+    while True:
+        addresses = container.addresses.list(index=index, family=6)
+        for address in addresses:
+            if address.dad_failed:
+                raise CniError(f"{address.address} is in use by another host on the link")
+        waiting = [address for address in addresses if address.tentative]
+        if not waiting:
+            return
+        if left <= 0:
+            if container.links.get(index).operstate != "up":
+                return  # nobody can object before there is a carrier
+            raise CniError(f"{waiting[0].address} is still tentative")
+        deadline.sleep(pause)
+        left -= pause
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def announce(links: Links, index: int, mac: Mac) -> None:
+    """Tell the neighbours that the interface's addresses now have this MAC.
+
+    The announcement the kernel sends when a container's interface comes up is lost: the bridge
+    port forwards only a moment later. Setting the MAC, even to what it is, sends it again
+    (NETDEV_CHANGEADDR), so that a reused address works at once and not when ARP caches expire.
+    """
+    links.set(index, mac=mac)
+
+
+def enable_forwarding(sysctl: Sysctl, families: Iterable[int]) -> None:
+    """Make the host forward packets of these families (4, 6)."""
+    for family in sorted(set(families)):
+        # Read first: writing IPv6's walks all interfaces, even when nothing changes.
+        if sysctl.read(FORWARDING[family]) != "1":
+            sysctl.write(FORWARDING[family], "1")
+
+
+def expect_forwarding_possible(sysctl: Sysctl) -> None:
+    """Raise if the host cannot be made to forward; changes nothing."""
+    for family, key in FORWARDING.items():
+        try:
+            value = sysctl.read(key)
+        except Unsupported:
+            if family == 4:
+                raise
+            continue
+        if value != "1":
+            sysctl.write(key, value)  # the same value: only to see whether we may
+
+
+def addresses_of(result: Result, ifname: str) -> list[IPInterface]:
+    """The addresses the result has for the interface; one without an interface is nobody's."""
+    if result.ips and not result.interfaces:
+        raise CniError("no interfaces to configure")
+    addresses = []
+    for ip in result.ips:
+        if ip.interface is None:
+            continue
+        known = 0 <= ip.interface < len(result.interfaces)
+        if not known or result.interfaces[ip.interface].name != ifname:
+            raise CniError(
+                f'failed to add IP addr {ip.address} to "{ifname}": invalid interface index'
+            )
+        addresses.append(ip.address)
+    return addresses
+
+
+def addresses_on(result: Result, ifname: str) -> list[IPInterface]:
+    """The addresses a whole chain's result has on the interface, or leaves open where."""
+    names = dict(enumerate(interface.name for interface in result.interfaces))
+    return [
+        ip.address for ip in result.ips if ip.interface is None or names.get(ip.interface) == ifname
+    ]
+
+
+def expect_addresses(addresses: Addresses, index: int, expected: Iterable[IPInterface]) -> None:
+    """Raise unless the interface has every address, with its prefix length."""
+    present = {a.address for a in addresses.list(index=index) if not a.dad_failed}
+    for address in expected:
+        if address not in present:
+            raise Unreachable(f"the interface has lost its address {address}")
+
+
+def expect_routes(routes: Routes, expected: Iterable[Route]) -> None:
+    """Raise unless every route is there, in whatever table.
+
+    Later plugins of the chain move routes to other tables (sbr, vrf) and give default routes
+    another gateway (SPEC P7b); a route without a gateway got one of ours (plugins #886).
+    """
+    present = [route for route in routes.list() if route.type == "unicast"]
+    for route in expected:
+        network = route.dst.network
+        gateway = route.gw if network.prefixlen else None
+        if not any(
+            found.dst == network and (gateway is None or found.gateway == gateway)
+            for found in present
+        ):
+            via = "" if route.gw is None else f" via {route.gw}"
+            raise Unreachable(f"the route to {network}{via} is missing")
+
+
+def _routes(result: Result, index: int) -> list[KernelRoute]:
+    """The result's routes through the interface, each once, with the gateways filled in."""
+    gateways: dict[int, IPAddress] = {}
+    for ip in result.ips:
+        if ip.interface is not None and ip.gateway is not None:
+            gateways.setdefault(ip.address.version, ip.gateway)
+    routes = [
+        KernelRoute(
+            dst=route.dst.network,
+            gateway=route.gw or gateways.get(route.dst.version),
+            index=index,
+            table=route.table or MAIN_TABLE,
+            priority=route.priority or None,
+            # Universe also without a gateway, as the reference.
+            scope=route.scope or SCOPE_UNIVERSE,
+            mtu=route.mtu or None,
+            advmss=route.advmss or None,
+        )
+        for route in result.routes
+    ]
+    return _unique(routes)
+
+
+def _unique(routes: Sequence[KernelRoute]) -> list[KernelRoute]:
+    return [route for at, route in enumerate(routes) if route not in routes[:at]]

@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bridge: a veth pair into a Linux bridge, with or without addresses.
+
+Without `ipam` the container gets a layer 2 port and nothing else. With it the interface gets what
+the IPAM plugin hands out, and the host may be its gateway (`isGateway`) and hide it behind its own
+addresses (`ipMasq`). The bridge outlives its containers: DEL leaves the device, its address and
+forwarding as they are, for the next ADD.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta, Struct, structs
+
+from pycni.errors import CniError, InvalidConfig, NotAvailable, UnsupportedField
+from pycni.kernel.side import Side
+from pycni.kernel.types import Link
+from pycni.model import jsonio
+from pycni.model.addresses import IPAddress, IPInterface, parse_cidr
+from pycni.model.names import IfName, Mac
+from pycni.model.request import CniArgs
+from pycni.model.result import DNS, Interface, Result, Route
+from pycni.net import addressing, bridges, masquerade, veth
+from pycni.net.owner import Owner
+from pycni.net.undo import Gather, Undo
+from pycni.net.veth import BridgePort, Pair
+from pycni.plugins.sdk import Call, Config, Plugin
+
+DEFAULT_ROUTES = {4: parse_cidr("0.0.0.0/0"), 6: parse_cidr("::/0")}
+
+CONTAINER = 2  # the container's place in the result's interfaces: bridge, host end, container
+
+
+class CniKeys(Struct, frozen=True, kw_only=True):
+    """`args.cni`: what the orchestrator asks for."""
+
+    mac: Mac | None = None
+
+
+class Args(Struct, frozen=True, kw_only=True):
+    """The `args` key (CONVENTIONS.md)."""
+
+    cni: CniKeys = CniKeys()
+
+
+class Capabilities(Struct, frozen=True, kw_only=True):
+    """`runtimeConfig`: capability `mac`."""
+
+    mac: Mac | None = None
+
+
+class EnvArgs(CniArgs, frozen=True, kw_only=True):
+    """CNI_ARGS."""
+
+    MAC: Mac | None = None
+
+
+class VlanTrunk(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """VLANs that pass a port tagged: one id, or a range."""
+
+    minID: int | None = None
+    maxID: int | None = None
+    id: int | None = None
+
+
+class BridgeConfig(Config, frozen=True, kw_only=True):
+    """Keys of the bridge plugin."""
+
+    bridge: IfName = IfName("cni0")
+    isGateway: bool = False
+    isDefaultGateway: bool = False
+    forceAddress: bool = False
+    ipMasq: bool = False
+    ipMasqBackend: str = ""
+    mtu: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    hairpinMode: bool = False
+    promiscMode: bool = False
+    vlan: int = 0
+    vlanTrunk: tuple[VlanTrunk, ...] = ()
+    preserveDefaultVlan: bool = False
+    macspoofchk: bool = False
+    enabledad: bool = False
+    disableContainerInterface: bool = False
+    portIsolation: bool = False
+    args: Args = Args()
+    runtimeConfig: Capabilities = Capabilities()
+
+    @property
+    def is_gateway(self) -> bool:
+        """The host routes for the containers."""
+        return self.isGateway or self.isDefaultGateway
+
+
+class Bridge(Plugin[BridgeConfig], type="bridge", config=BridgeConfig):
+    """The five verbs of the bridge plugin."""
+
+    def add(self, call: Call[BridgeConfig]) -> Result:
+        """Plug the container into the bridge and address it; a failure leaves nothing behind."""
+        config = call.config
+        self.validate(config)
+        mac = requested_mac(call)
+        container = call.container  # before anything is made: a wrong path costs nothing
+        with Undo() as undo:
+            bridge = bridges.ensure(
+                call.host, config.bridge, mtu=config.mtu, promisc=config.promiscMode, undo=undo
+            )
+            pair = make_pair(call, bridge, mac)
+            undo.push(veth.remove, call.host, call.owner)
+            result = Result(interfaces=interfaces(call, bridge, pair), dns=config.dns)
+            if call.ipam is not None:
+                # Released also when its ADD failed half-way (SPEC section 4, D5).
+                undo.push(call.ipam.delete)
+                result = with_addresses(result, call.ipam.add(), config)
+                configure_container(call, pair, result)
+                serve_gateways(call, bridge, pair, result, undo)
+                hide_addresses(call, result, undo)
+            elif not config.disableContainerInterface:
+                container.links.set(pair.container_index, up=True)
+            if not config.disableContainerInterface:
+                bridges.wait_for_port(call.host.links, pair.host, bridge, call.deadline)
+                addressing.announce(container.links, pair.container_index, pair.container_mac)
+            undo.commit()
+        return result
+
+    def delete(self, call: Call[BridgeConfig]) -> None:
+        """Remove the pair, release the addresses, stop masquerading; with or without a netns."""
+        with Gather(f"delete {call.ifname} of {call.container_id}") as gather:
+            gather.run(remove_pair, call)
+            if call.ipam is not None:
+                gather.run(call.ipam.delete)
+            gather.run(masquerade.remove, call.host.nft, call.owner, addresses_made(call))
+
+    def check(self, call: Call[BridgeConfig]) -> None:
+        """Raise if a part of the path from the container to the bridge is gone or changed."""
+        config = call.config
+        self.validate(config)
+        made = expected_interface(call)
+        bridge = expect_bridge(call)
+        container_link = expect_container_link(call, made)
+        expect_port(call, bridge, container_link)
+        addresses = addresses_made(call)
+        addressing.expect_addresses(call.container.addresses, container_link.index, addresses)
+        if call.ipam is not None:
+            addressing.expect_routes(call.container.routes, call.get_prev_result().routes)
+            if config.ipMasq:
+                masquerade.expect(call.host.nft, call.owner, addresses)
+            call.ipam.check()
+
+    def gc(self, call: Call[BridgeConfig]) -> None:
+        """Remove the pairs, rules and addresses of this network's vanished attachments."""
+        network = call.config.name
+        valid = frozenset(
+            Owner(network, kept.container_id, kept.ifname)
+            for kept in call.valid_attachments or frozenset()
+        )
+        with Gather(f"collect garbage of {network}") as gather:
+            gather.run(veth.remove_stale, call.host, network, valid)
+            gather.run(masquerade.gc, call.host.nft, network, valid)
+            if call.ipam is not None:
+                gather.run(call.ipam.gc)
+
+    def status(self, call: Call[BridgeConfig]) -> None:
+        """Raise 50 if the kernel, the bridge's name or the IPAM plugin stand in ADD's way."""
+        config = call.config
+        self.validate(config)
+        with needed_for_add():
+            bridges.expect_kinds(call.host.links, "bridge", "veth")
+            bridges.expect_usable_name(call.host.links, config.bridge)
+            if config.is_gateway:
+                addressing.expect_forwarding_possible(call.host.sysctl)
+            if config.ipMasq:
+                call.host.nft.list_json("list tables")
+        if call.ipam is not None:
+            call.ipam.status()
+
+    def validate(self, config: BridgeConfig) -> None:
+        """Raise for what cannot be combined (7) or is not supported (2)."""
+        if not 0 <= config.vlan <= 4094:
+            raise InvalidConfig(f"invalid VLAN ID {config.vlan} (must be between 0 and 4094)")
+        for key in ("vlan", "vlanTrunk", "preserveDefaultVlan", "macspoofchk"):
+            if value := getattr(config, key):
+                raise UnsupportedField(f"{key}: {jsonio.encode(value).decode()} is not supported")
+        if config.hairpinMode and config.promiscMode:
+            raise InvalidConfig(
+                "cannot set hairpin mode and promiscuous mode at the same time",
+                "hairpinMode and promiscMode are both true",
+            )
+        if config.ipam.type and config.disableContainerInterface:
+            raise InvalidConfig("cannot use IPAM when DisableContainerInterface flag is set")
+        match config.ipMasqBackend:
+            case "" | "nftables":
+                pass
+            case "iptables":
+                raise UnsupportedField('ipMasqBackend: "iptables" is not supported')
+            case other:
+                raise InvalidConfig(f'unknown ipmasq backend "{other}"')
+
+
+# -- ADD -------------------------------------------------------------------------------------------
+
+
+def requested_mac(call: Call[BridgeConfig]) -> Mac | None:
+    """The MAC asked for: capability, then `args`, then CNI_ARGS; None for any."""
+    environment = EnvArgs.parse(call.request.args)
+    return call.config.runtimeConfig.mac or call.config.args.cni.mac or environment.MAC
+
+
+def make_pair(call: Call[BridgeConfig], bridge: Link, mac: Mac | None) -> Pair:
+    """Make the pair, its host end a port of the bridge."""
+    config = call.config
+    return veth.make(
+        call.host,
+        call.container,
+        call.owner,
+        mtu=config.mtu,
+        mac=mac,
+        port=BridgePort(
+            master=bridge.index, hairpin=config.hairpinMode, isolated=config.portIsolation
+        ),
+        keep_down=config.disableContainerInterface,
+    )
+
+
+def interfaces(call: Call[BridgeConfig], bridge: Link, pair: Pair) -> tuple[Interface, ...]:
+    """The result's interfaces, in the order the reference gives them."""
+    return (
+        Interface(name=bridge.name, mac=bridge.mac or ""),
+        Interface(name=pair.host.name, mac=pair.host.mac or ""),
+        Interface(name=call.ifname, mac=pair.container_mac, sandbox=call.request.netns),
+    )
+
+
+def with_addresses(made: Result, leased: Result, config: BridgeConfig) -> Result:
+    """`made` with the leased addresses on the container's interface and the gateways filled in."""
+    if not leased.ips:
+        raise CniError("IPAM plugin returned missing IP config")
+    ips = tuple(
+        structs.replace(
+            ip,
+            interface=CONTAINER,
+            gateway=first_address(ip.address)
+            if ip.gateway is None and config.is_gateway
+            else ip.gateway,
+        )
+        for ip in leased.ips
+    )
+    routes = list(leased.routes)
+    for ip in ips if config.isDefaultGateway else ():
+        default = DEFAULT_ROUTES[ip.address.version]
+        if not any(route.dst == default and route.gw is not None for route in routes):
+            routes.append(Route(dst=default, gw=ip.gateway))
+    dns = made.dns if made.dns != DNS() else leased.dns
+    return structs.replace(made, ips=ips, routes=tuple(routes), dns=dns)
+
+
+def first_address(address: IPInterface) -> IPAddress:
+    """The first host address of the address's network: the gateway's, unless told."""
+    return address.network.network_address + 1
+
+
+def configure_container(call: Call[BridgeConfig], pair: Pair, result: Result) -> None:
+    """Give the container's interface its addresses and routes, and bring it up."""
+    addressing.configure(
+        call.container,
+        pair.container_index,
+        call.ifname,
+        result,
+        deadline=call.deadline,
+        detect_duplicates=call.config.enabledad,
+    )
+
+
+def serve_gateways(
+    call: Call[BridgeConfig], bridge: Link, pair: Pair, result: Result, undo: Undo
+) -> None:
+    """Make the host the containers' gateway, where the configuration wants it."""
+    if not call.config.is_gateway:
+        return
+    for gateway in gateways(result):
+        bridges.ensure_gateway(
+            call.host,
+            bridge,
+            gateway,
+            own_port=pair.host.index,
+            force=call.config.forceAddress,
+            undo=undo,
+        )
+    addressing.enable_forwarding(call.host.sysctl, {ip.address.version for ip in result.ips})
+
+
+def gateways(result: Result) -> list[IPInterface]:
+    """The gateways with the prefix lengths of the networks they serve."""
+    return [
+        parse_cidr(f"{ip.gateway}/{ip.address.network.prefixlen}")
+        for ip in result.ips
+        if ip.gateway is not None
+    ]
+
+
+def hide_addresses(call: Call[BridgeConfig], result: Result, undo: Undo) -> None:
+    """Masquerade what the container sends beyond its networks, where the configuration wants it."""
+    if call.config.ipMasq:
+        addresses = [ip.address for ip in result.ips]
+        undo.push(masquerade.remove, call.host.nft, call.owner, addresses)
+        masquerade.ensure(call.host.nft, call.owner, addresses)
+
+
+# -- DEL -------------------------------------------------------------------------------------------
+
+
+def remove_pair(call: Call[BridgeConfig]) -> None:
+    """Remove the attachment's pair, ours by its owner or one the reference plugin made."""
+    if veth.remove(call.host, call.owner):
+        return
+    container = call.find_container()
+    foreign = None if container is None else find_untagged_port(call, container)
+    if foreign is not None:
+        veth.remove_link(call.host, foreign)
+
+
+def find_untagged_port(call: Call[BridgeConfig], container: Side) -> Link | None:
+    """The host end of a pair the reference plugin made for this interface; it tags nothing.
+
+    It must be a port of our bridge: CNI_NETNS may name a stranger's namespace by now, if it went
+    through a process id that was used again (plugins #714).
+    """
+    inside = container.links.find(call.ifname)
+    bridge = call.host.links.find(call.config.bridge)
+    if inside is None or inside.kind != "veth" or bridge is None:
+        return None
+    port = call.host.links.find_index(inside.peer_index)
+    if port is None or port.peer_index != inside.index or port.master != bridge.index:
+        return None
+    return port if port.kind == "veth" and not port.alias else None
+
+
+def addresses_made(call: Call[BridgeConfig]) -> list[IPInterface]:
+    """The addresses ADD gave the interface, as far as the runtime remembers."""
+    if call.prev_result is None:
+        return []
+    return addressing.addresses_on(call.prev_result, call.ifname)
+
+
+# -- CHECK -----------------------------------------------------------------------------------------
+
+
+def expected_interface(call: Call[BridgeConfig]) -> Interface:
+    """The container's interface as the chain's result has it, later plugins' changes included."""
+    for interface in call.get_prev_result().interfaces:
+        if interface.name == call.ifname and interface.sandbox:
+            return interface
+    raise InvalidConfig(f"prevResult.interfaces: {call.ifname} is not among them")
+
+
+def expect_bridge(call: Call[BridgeConfig]) -> Link:
+    """The bridge; raise if it cannot carry the container's traffic any more."""
+    config = call.config
+    bridge = bridges.expect(call.host.links, config.bridge)
+    if config.promiscMode and not bridge.promisc:
+        raise CniError(f"bridge {bridge.name} is not in promiscuous mode")
+    if config.is_gateway:
+        result = call.get_prev_result()
+        addressing.expect_addresses(call.host.addresses, bridge.index, gateways(result))
+        # Pinned when the gateway's address was added. Without one it follows the ports' MACs.
+        for made in result.interfaces:
+            if made.name == bridge.name and not made.sandbox and made.mac.lower() != bridge.mac:
+                raise CniError(f"bridge {bridge.name} has MAC {bridge.mac}, not {made.mac}")
+    return bridge
+
+
+def expect_container_link(call: Call[BridgeConfig], made: Interface) -> Link:
+    """The container's end; its MTU and whether it is up are later plugins' and the user's."""
+    link = call.container.links.find(call.ifname)
+    if link is None:
+        raise CniError(f"interface {call.ifname} is missing in {call.request.netns}")
+    if link.kind != "veth":
+        raise CniError(f"interface {call.ifname} is not of type veth but {link.kind}")
+    if made.mac and link.mac != made.mac.lower():
+        raise CniError(f"interface {call.ifname} has MAC {link.mac}, not {made.mac}")
+    return link
+
+
+def expect_port(call: Call[BridgeConfig], bridge: Link, container_link: Link) -> None:
+    """Raise unless the host's end is up, a port of the bridge, and set as configured."""
+    config = call.config
+    port = veth.find_host(call.host.links, call.owner) or find_untagged_port(call, call.container)
+    if port is None or port.peer_index != container_link.index:
+        raise CniError(f"the host end of {call.ifname} is missing")
+    if port.master != bridge.index:
+        raise CniError(f"{port.name} is not a port of bridge {bridge.name}")
+    if not port.up:
+        raise CniError(f"{port.name} is down")
+    for mode, wanted in (("hairpin", config.hairpinMode), ("isolated", config.portIsolation)):
+        if (port.port or {}).get(mode) != wanted:
+            raise CniError(f"{port.name} is {'not ' if wanted else ''}in {mode} mode")
+
+
+# -- STATUS ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def needed_for_add() -> Iterator[None]:
+    """Turn whatever is wrong into NotAvailable (50)."""
+    try:
+        yield
+    except CniError as exc:
+        raise NotAvailable(exc.msg, exc.details) from exc
