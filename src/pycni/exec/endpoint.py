@@ -10,9 +10,11 @@ from __future__ import annotations
 import array
 import logging
 import os
+import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,22 +30,42 @@ Answer = Callable[[Call, "int | None"], Reply]
 BACKLOG = 512
 READ_TIMEOUT_S = 30.0
 MAX_CALLS = 256
+ACCEPT_PAUSE_S = 0.1  # out of descriptors: give running calls time to end
 _UCRED = struct.Struct("3i")
 
 
 class ShimEndpoint:
     """Accepts shim connections on a unix socket and answers each from a thread of its own."""
 
-    def __init__(self, path: Path, answer: Answer, *, max_calls: int = MAX_CALLS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        answer: Answer,
+        *,
+        max_calls: int = MAX_CALLS,
+        inherited: socket.socket | None = None,
+    ) -> None:
+        """Serve `path`, or the socket `inherited` that a service manager listens on already."""
         self._path = path
         self._answer = answer
+        self._inherited = inherited
         self._slots = threading.BoundedSemaphore(max_calls)
         self._running: set[threading.Thread] = set()
-        self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
 
     def start(self) -> None:
         """Listen; raise IOFailure (5) when another process listens on the path already."""
+        listener = self._inherited or self._bind()
+        listener.setblocking(False)
+        # Closing one end wakes the acceptor; shutting the listener down would end an inherited one
+        # for the service manager too.
+        stopped, self._stop = socket.socketpair()
+        self._acceptor = threading.Thread(
+            target=self._accept, args=(listener, stopped), name="shim-accept", daemon=True
+        )
+        self._acceptor.start()
+
+    def _bind(self) -> socket.socket:
         claim_socket(self._path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         mask = os.umask(0o177)
@@ -52,32 +74,40 @@ class ShimEndpoint:
         finally:
             os.umask(mask)
         listener.listen(BACKLOG)
-        self._listener = listener
-        self._acceptor = threading.Thread(target=self._accept, name="shim-accept", daemon=True)
-        self._acceptor.start()
+        return listener
 
     def stop(self, grace_s: float) -> None:
         """Accept no more, let running calls end for `grace_s`, and remove the socket."""
-        if self._listener is None:
+        if self._acceptor is None:
             return
-        self._path.unlink(missing_ok=True)
-        # shutdown wakes the accept call, which close alone does not.
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._listener = None
+        if self._inherited is None:
+            self._path.unlink(missing_ok=True)
+        self._stop.close()
+        self._acceptor.join()
+        self._acceptor = None
         for thread in list(self._running):
             thread.join(grace_s)
 
-    def _accept(self) -> None:
-        listener = self._listener
-        while listener is not None:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return  # stopped
-            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
-            self._running.add(thread)
-            thread.start()
+    def _accept(self, listener: socket.socket, stopped: socket.socket) -> None:
+        with listener, stopped:
+            waiting = select.poll()
+            waiting.register(listener, select.POLLIN)
+            waiting.register(stopped, select.POLLIN)
+            while stopped.fileno() not in dict(waiting.poll()):
+                self._accept_one(listener)
+
+    def _accept_one(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except BlockingIOError:
+            return  # the shim went away before it was its turn
+        except OSError as exc:
+            log.error("cannot accept a shim: %s", exc)
+            time.sleep(ACCEPT_PAUSE_S)
+            return
+        thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+        self._running.add(thread)
+        thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:
