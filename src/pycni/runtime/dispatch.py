@@ -24,7 +24,6 @@ from pycni.errors import (
     InvalidNetns,
     NamespaceGone,
 )
-from pycni.kernel.netns import Netns
 from pycni.kernel.side import Side
 from pycni.model import jsonio
 from pycni.model.deadline import Deadline
@@ -44,6 +43,7 @@ VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 FAMILIES = (("0.1.0", "0.2.0"), ("0.3.0", "0.3.1", "0.4.0"), ("1.0.0", "1.1.0"))
 
 NULL = b"null"
+UNDO_TIMEOUT_S = 60.0
 CHAINED_VERBS = (Verb.ADD, Verb.DEL, Verb.CHECK)
 
 
@@ -152,10 +152,15 @@ def guard_netns(request: Request, host: Side) -> None:
     """
     if request.verb not in CHAINED_VERBS or request.netns_override:
         return
-    if not request.netns and request.netns_fd is None:
-        return
+    if os.name != "posix" or (not request.netns and request.netns_fd is None):
+        return  # a Windows namespace has an id and no path, and no plugin runs in one
+    from pycni.kernel.netns import Netns
+
     try:
-        container = _open_netns(request)
+        if request.netns_fd is None:
+            container = Netns.open(request.netns)
+        else:
+            container = Netns.from_fd(os.dup(request.netns_fd), request.netns)
     except (InvalidNetns, NamespaceGone):
         return
     with container:
@@ -166,12 +171,6 @@ def guard_netns(request: Request, host: Side) -> None:
                 same = container.same_as(own)
     if same:
         raise InvalidNetns("plugin's netns and netns from CNI_NETNS should not be the same")
-
-
-def _open_netns(request: Request) -> Netns:
-    if request.netns_fd is None:
-        return Netns.open(request.netns)
-    return Netns.from_fd(os.dup(request.netns_fd), request.netns)
 
 
 def internal_error(exc: BaseException, what: str) -> InternalError:
@@ -232,8 +231,22 @@ def _add(plugin: Plugin[Any], call: Call[Any], config_version: str) -> bytes:
     result = plugin.add(call)
     try:
         return result.encode(config_version)
-    except CniError:
+    except CniError as error:
         # The reference leaves the interface behind when the result cannot be written in the
         # configuration's version (layer 2 with 0.2.0); an ADD that fails leaves nothing here.
-        plugin.delete(call)
+        undo: Call[Any] = Call(
+            call.config,
+            msgspec.structs.replace(call.request, verb=Verb.DEL),
+            prev_result=result,
+            valid_attachments=None,
+            host=call.host,
+            delegate=call.delegate,
+            deadline=Deadline(UNDO_TIMEOUT_S),
+        )
+        try:
+            plugin.delete(undo)
+        except CniError as failure:
+            error.add_note(f"DEL failed too: {failure}")
+        finally:
+            undo.close()
         raise

@@ -100,6 +100,10 @@ class Store(Protocol):
         """Attachments in the order of their keys, those behind `after`, at most `limit`."""
         ...
 
+    def count_attachments(self, network: str) -> int:
+        """How many attachments the network has, in any state."""
+        ...
+
     def put_attachment(self, attachment: Attachment) -> None:
         """Store it, in place of one with the same key."""
         ...
@@ -246,6 +250,11 @@ class SqliteStore:
         found = (_attachment(row) for row in rows)
         labelled = [a for a in found if matching.labels.items() <= a.labels.items()]
         return labelled[:limit]
+
+    def count_attachments(self, network: str) -> int:
+        """How many attachments the network has; see `Store`."""
+        rows = self._query("SELECT count(*) FROM attachments WHERE network = ?", (network,))
+        return int(rows[0][0])
 
     def put_attachment(self, attachment: Attachment) -> None:
         """Store it, in place of one with the same key."""

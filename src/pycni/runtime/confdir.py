@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The networks of a conf directory, found as libcni finds them.
+
+`*.conflist` files hold networks, to which the plugin objects in `<dir>/<network name>/*.conf` are
+appended; `*.conf` and `*.json` files hold a single plugin each and come after every list. Names
+sort by their bytes; subdirectories are no candidates. Where two files define one name, the first
+one counts.
+
+`get` is as strict as libcni: a broken list stands in the way of all that sort after it. `load`,
+which `find` and `list` answer from, lets no broken file hide a good one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from pycni.errors import CniError, InvalidConfig, IOFailure, doing
+from pycni.model import jsonio
+from pycni.model.config import NetworkConfigList
+
+log = logging.getLogger(__name__)
+
+DEFAULT_DIR = "/etc/cni/net.d"
+MAX_BYTES = 4 << 20  # of one file
+# A file written this recently may be written again without a visible change of its times.
+RACY_NS = 50_000_000
+
+_LISTS = (".conflist",)
+_SINGLES = (".conf", ".json")
+_DROPINS = (".conf",)
+
+
+class Fault(Struct, frozen=True, kw_only=True):
+    """A file that defines no usable network; `name` is the network's, where it can be read."""
+
+    path: str
+    name: str
+    error: CniError
+
+
+class Loaded(Struct, frozen=True, kw_only=True):
+    """What a conf directory holds: its networks, each name once, and what is wrong with the rest."""
+
+    networks: tuple[NetworkConfigList, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
+class ConfDir:
+    """A conf directory; its files are read again only when one of them has changed."""
+
+    def __init__(self, path: str = DEFAULT_DIR) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._seen: tuple[object, ...] | None = None
+        self._loaded = Loaded()
+
+    def find(self, name: str) -> NetworkConfigList | None:
+        """The network of that name, drop-ins appended, or None; raise if it is there but broken."""
+        loaded = self.load()
+        for network in loaded.networks:
+            if network.name == name:
+                return network
+        for fault in loaded.faults:
+            if fault.name == name:
+                raise fault.error
+        return None
+
+    def list(self) -> tuple[NetworkConfigList, ...]:
+        """Every network that can be read, in the order libcni would look at them."""
+        return self.load().networks
+
+    def get(self, name: str) -> NetworkConfigList:
+        """The network libcni loads for `name`, or its error (L14)."""
+        found = False
+        for path in self._candidates():
+            found = True
+            network = read_network(path)
+            if network.name == name:
+                return network
+        if not found:
+            raise InvalidConfig(f"no net configurations found in {self.path}")
+        raise InvalidConfig(f'no net configuration with name "{name}" in {self.path}')
+
+    def defaults(self, count: int = 1) -> tuple[NetworkConfigList, ...]:
+        """The first `count` usable networks of all files sorted together (L16, as go-cni picks)."""
+        networks = sorted(self.load().networks, key=lambda network: os.fsencode(network.source))
+        return tuple(networks[:count])
+
+    def load(self) -> Loaded:
+        """Everything the directory holds, good and bad; raise IOFailure if it cannot be listed."""
+        with self._lock:
+            seen, newest = self._survey()
+            if seen != self._seen:
+                self._loaded = self._load()
+                for fault in self._loaded.faults:
+                    log.warning("ignored %s: %s", fault.path, fault.error)
+            racy = time.time_ns() - newest < RACY_NS
+            self._seen = None if racy else seen
+            return self._loaded
+
+    def _load(self) -> Loaded:
+        networks: dict[str, NetworkConfigList] = {}
+        faults = []
+        for path in self._candidates():
+            try:
+                network = read_network(path)
+            except CniError as error:
+                faults.append(Fault(path=path, name=_peek_name(path), error=error))
+                continue
+            first = networks.setdefault(network.name, network)
+            if first is not network:
+                hidden = InvalidConfig(f'network "{network.name}" is defined by {first.source}')
+                # Without a name: the one who asks for it gets the first.
+                faults.append(Fault(path=path, name="", error=hidden))
+        return Loaded(networks=tuple(networks.values()), faults=tuple(faults))
+
+    def _candidates(self) -> Iterator[str]:
+        names = _names(self.path)
+        for endings in (_LISTS, _SINGLES):
+            for name in names:
+                if _ending(name) in endings:
+                    yield os.path.join(self.path, name)
+
+    def _survey(self) -> tuple[tuple[object, ...], int]:
+        """Tell all files from those of another time, and when the newest of them changed."""
+        marks: list[tuple[object, ...]] = []
+        newest = 0
+        for path in (*self._candidates(), *self._dropin_candidates()):
+            try:
+                state = os.stat(path)
+            except OSError:
+                marks.append((path,))
+                continue
+            marks.append((path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
+            newest = max(newest, state.st_mtime_ns, state.st_ctime_ns)
+        return tuple(marks), newest
+
+    def _dropin_candidates(self) -> Iterator[str]:
+        for name in _names(self.path, directories=True):
+            # One that cannot be listed is reported with the network it belongs to, if any.
+            try:
+                yield from _dropins(os.path.join(self.path, name))
+            except IOFailure:
+                yield os.path.join(self.path, name)
+
+
+def read_network(path: str) -> NetworkConfigList:
+    """Read the network of one file of a conf directory, with its drop-ins (L15)."""
+    data = _read(path)
+    if _ending(path) not in _LISTS:
+        return NetworkConfigList.parse_single(data, source=path)
+    network = NetworkConfigList.parse(data, source=path)
+    if not network.loadOnlyInlinedPlugins:
+        for dropin in _dropins(os.path.join(os.path.dirname(path), network.name)):
+            with doing(f"reading {dropin}"):
+                network = network.with_dropins([_read(dropin)])
+    if not network.plugins:
+        raise InvalidConfig(f"no plugin configs found in {path}")
+    return network
+
+
+def _dropins(directory: str) -> list[str]:
+    names = [name for name in _names(directory) if _ending(name) in _DROPINS]
+    return [os.path.join(directory, name) for name in names]
+
+
+def _names(directory: str, *, directories: bool = False) -> list[str]:
+    """The names of the files in `directory`, or of the directories; none if it does not exist."""
+    try:
+        with os.scandir(directory) as entries:
+            # As in Go, a link to a directory counts as a file, and is a fault when it is read.
+            names = [e.name for e in entries if e.is_dir(follow_symlinks=False) == directories]
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise IOFailure(f"cannot list {directory}: {exc.strerror}") from exc
+    return sorted(names, key=os.fsencode)
+
+
+def _ending(name: str) -> str:
+    """The part of a file name from its last dot on; unlike splitext's, ".conf" has one."""
+    return "." + name.rpartition(".")[2]
+
+
+def _read(path: str) -> bytes:
+    try:
+        # Not to wait for the other end of a pipe somebody has put there.
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InvalidConfig(f"{path} is not a regular file")
+            data = file.read(MAX_BYTES + 1)
+    except OSError as exc:
+        raise IOFailure(f"cannot read {path}: {exc.strerror}") from exc
+    if len(data) > MAX_BYTES:
+        raise InvalidConfig(f"{path} is larger than {MAX_BYTES >> 20} MiB")
+    return data
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+class _Named(Struct, frozen=True):
+    name: str = ""
+
+
+def _peek_name(path: str) -> str:
+    """The network name in a file that is otherwise broken, "" if that cannot be told."""
+    try:
+        return jsonio.decode(_read(path), _Named).name
+    except CniError:
+        return ""
