@@ -34,7 +34,6 @@ NFT_CTX_DEFAULT = 0
 NFT_CTX_OUTPUT_HANDLE = 1 << 3
 NFT_CTX_OUTPUT_JSON = 1 << 4
 
-_KERNEL_SAYS = "Could not process rule: "
 # One object of the library's JSON dialect, and the only dicts that cross this module's border.
 JsonObject = dict[str, Any]
 
@@ -158,12 +157,18 @@ def _objects(output: str) -> list[JsonObject]:
 
 
 def _error(commands: str, complaint: str) -> KernelError:
-    """nft's first error line, and the command under it where it shows one."""
+    """nft's first error line, on the command if there was only one.
+
+    Of several, 1.0.6 shows the first one whichever it means.
+    """
     lines = [line for line in complaint.splitlines() if line.strip()]
-    first = lines[0].split("Error: ", 1)[-1] if lines else "no reason given"
-    shown = lines[1] if len(lines) > 1 else commands.strip().partition("\n")[0]
-    reason = first.removeprefix(_KERNEL_SAYS)
-    return failure("run", f"`nft {_shortened(shown)}`", _errno_of(reason), reason)
+    reason = lines[0].split("Error: ", 1)[-1] if lines else "no reason given"
+    reason = reason.removeprefix("Could not process rule: ")
+    command, *others = commands.strip().splitlines() or [""]
+    target = f"`nft {_shortened(command)}`"
+    if others:
+        target += f" and {len(others)} more"
+    return failure("run", target, _errno_of(reason), reason)
 
 
 def _errno_of(reason: str) -> int:
@@ -171,7 +176,7 @@ def _errno_of(reason: str) -> int:
     return _ERRNO_BY_TEXT.get(reason.partition(";")[0], errno.EINVAL)
 
 
-def _shortened(command: str, limit: int = 160) -> str:
+def _shortened(command: str, limit: int = 120) -> str:
     return command if len(command) <= limit else command[: limit - 1] + "…"
 
 

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host ports: connections to a port of the node go on to a container.
+
+A mapping is one map element: (protocol, port), or (host address, protocol, port), to the address
+and port of the container. Two owners cannot hold one slot: `PortInUse` says who has it, before
+anything is changed.
+
+Where the answer would not come back through the node, the connection is masqueraded too (`snat`):
+
+* from the container's own subnet, itself included: it would answer directly, from an address the
+  client never called;
+* from 127.0.0.1, which needs `net/ipv4/conf/<bridge>/route_localnet` = 1 (the plugin sets it).
+  There is no such switch for ::1: the kernel will not send a packet from ::1 out of any interface
+  but lo, so over IPv6 the node reaches mapped ports by any of its addresses except ::1.
+
+With conditions, the element names a chain of the owner instead, which holds the conditions; so
+those of one container never apply to another's connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_interface
+from typing import TypedDict, Unpack
+
+from pycni.errors import CniError, InvalidConfig, KernelError
+from pycni.kernel import nftmaps
+from pycni.kernel.conntrack import Conntrack
+from pycni.kernel.nft import Nft
+from pycni.kernel.nftmaps import Element, Protocol, Slot
+from pycni.model.addresses import IPAddress, IPInterface
+from pycni.model.request import PortMapping
+from pycni.net import ruleset
+from pycni.net.owner import Owner
+from pycni.net.ruleset import BOTH_FAMILIES, KEYWORDS, Chain, Group, Wanted
+
+_LOOPBACK: dict[int, IPAddress] = {4: IPv4Address("127.0.0.1"), 6: IPv6Address("::1")}
+_FIXED_MAPS = [
+    name
+    for maps in (
+        ruleset.HOSTPORTS,
+        ruleset.HOSTIP_HOSTPORTS,
+        ruleset.CONDITIONAL,
+        ruleset.HOSTIP_CONDITIONAL,
+        ruleset.MASQUERADE_ALL,
+    )
+    for name in maps.values()
+]
+# What would end the rule a condition is put into.
+_RULE_ENDS = ("\n", ";", "#")
+
+
+class PortInUse(CniError, code=101):
+    """A host port is mapped to another container already; msg names port, protocol and holder."""
+
+
+class Options(TypedDict, total=False):
+    """How to map; give `remove` and `expect` what `ensure` got.
+
+    `snat` (default true) is explained above; `masq_all` masquerades all mapped connections, if
+    `snat`; conditions are parts of an nft expression that a connection must match too.
+    """
+
+    snat: bool
+    masq_all: bool
+    conditions_v4: Sequence[str]
+    conditions_v6: Sequence[str]
+
+
+def ensure(
+    nft: Nft,
+    owner: Owner,
+    mappings: Iterable[PortMapping],
+    addresses: Iterable[IPInterface],
+    **options: Unpack[Options],
+) -> None:
+    """Map the ports to the first IPv4 and the first IPv6 address; PortInUse if others hold one."""
+    plan = _Plan(owner, options)
+    plan.map_ports(mappings, addresses)
+    try:
+        ruleset.ensure(nft, owner.tag, plan.wanted(), refuse=plan.refuse)
+    except KernelError as exc:
+        if exc.op == "run" and plan.rules:
+            keys = " or ".join(f"conditionsV{version}" for version in plan.rules)
+            given = "; ".join(plan.conditions[version] for version in plan.rules)
+            raise InvalidConfig(f"{keys}: {exc.extack}", given) from exc
+        raise
+
+
+def remove(
+    nft: Nft,
+    owner: Owner,
+    mappings: Iterable[PortMapping] = (),
+    addresses: Iterable[IPInterface] = (),
+    **options: Unpack[Options],
+) -> None:
+    """Unmap all of the owner's ports; with what `ensure` got as hints no map need be read."""
+    plan = _Plan(owner, options)
+    # What ensure refused cannot be there, and must not stand in the way of removing the rest.
+    with contextlib.suppress(InvalidConfig):
+        plan.map_ports(mappings, addresses)
+    ruleset.remove(
+        nft,
+        owner.tag,
+        maps=lambda: _maps(nft),
+        hints=list(plan.elements),
+        chains=[_chain_name(owner, version) for version in BOTH_FAMILIES],
+    )
+
+
+def expect(
+    nft: Nft,
+    owner: Owner,
+    mappings: Iterable[PortMapping],
+    addresses: Iterable[IPInterface],
+    **options: Unpack[Options],
+) -> None:
+    """Raise CniError unless the ports are mapped, on behalf of `owner`."""
+    plan = _Plan(owner, options)
+    plan.map_ports(mappings, addresses)
+    elements, chains = ruleset.find_missing(nft, plan.wanted())
+    lost = [plan.labels[element.slot] for element in elements if element.slot in plan.labels]
+    if lost:
+        raise CniError(f"not mapped: host port {', '.join(lost)}", f"owner {owner.tag}")
+    if elements:
+        raise CniError("mapped ports are not masqueraded", f"owner {owner.tag}")
+    if chains:
+        raise CniError(f"port mapping is broken: nft chain {chains[0]} is not as it was made")
+
+
+def gc(nft: Nft, network: str, valid: Iterable[Owner]) -> None:
+    """Unmap the ports of the network's attachments that are not valid any more."""
+    ruleset.gc(nft, network, valid, maps=_maps(nft))
+
+
+def forget_flows(conntrack: Conntrack, mappings: Iterable[PortMapping]) -> None:
+    """Forget UDP flows to the mapped ports, which would keep the translation they began with."""
+    for mapping in mappings:
+        if _protocol(mapping) is Protocol.UDP:
+            conntrack.remove(Protocol.UDP, mapping.hostPort, destination=_host_ip(mapping))
+
+
+class _Plan:
+    """The elements and chains that mappings need, and what to call each slot of a port."""
+
+    def __init__(self, owner: Owner, options: Options) -> None:
+        self.owner = owner
+        self.snat = options.get("snat", True)
+        self.masq_all = options.get("masq_all", False)
+        self.conditions = {
+            4: _expression("conditionsV4", options.get("conditions_v4", ())),
+            6: _expression("conditionsV6", options.get("conditions_v6", ())),
+        }
+        self.elements: dict[Slot, Element] = {}
+        self.labels: dict[Slot, str] = {}
+        self.vacant: list[Slot] = []
+        self.targets: dict[Slot, str] = {}
+        self.rules: dict[int, list[str]] = {}
+        self.groups: dict[Group, None] = {}
+
+    def map_ports(self, mappings: Iterable[PortMapping], addresses: Iterable[IPInterface]) -> None:
+        """Plan each mapping, and the masquerading of each address that has any."""
+        first: dict[int, IPInterface] = {}
+        for address in addresses:
+            first.setdefault(address.version, address)
+        mapped: dict[IPInterface, None] = {}
+        for mapping in mappings:
+            for version, address in first.items():
+                if mapping.hostIP is None or mapping.hostIP.version == version:
+                    self._map_port(mapping, address)
+                    mapped[address] = None
+        if self.snat:
+            for address in mapped:
+                self._masquerade(address)
+
+    def wanted(self) -> Wanted:
+        """What the ruleset shall hold."""
+        owned = (
+            Chain(name=_chain_name(self.owner, version), rules=tuple(rules), owned=True)
+            for version, rules in self.rules.items()
+        )
+        return Wanted(
+            elements=tuple(self.elements.values()),
+            chains=(*(group.chain() for group in self.groups), *owned),
+            vacant=tuple(self.vacant),
+        )
+
+    def refuse(self, held: Element) -> None:
+        """Raise PortInUse if the slot that somebody else holds is one of a port."""
+        if held.slot in self.labels:
+            raise PortInUse(
+                f"host port {self.labels[held.slot]} is in use",
+                f"held by {held.comment or 'an element without owner'}",
+                hint=f"`nft list map inet pycni {held.slot.map}` shows who holds what",
+            )
+
+    def _map_port(self, mapping: PortMapping, address: IPInterface) -> None:
+        version = address.version
+        protocol, host_ip = _protocol(mapping), _host_ip(mapping)
+        port = nftmaps.protocol(protocol) + nftmaps.port(mapping.hostPort)
+        if host_ip is None:
+            plain = Slot(ruleset.HOSTPORTS[version], port)
+            conditional = Slot(ruleset.CONDITIONAL[version], port)
+        else:
+            key = nftmaps.address(host_ip) + port
+            plain = Slot(ruleset.HOSTIP_HOSTPORTS[version], key)
+            conditional = Slot(ruleset.HOSTIP_CONDITIONAL[version], key)
+        label = f"{mapping.hostPort}/{protocol.name.lower()}"
+        label += f" of {host_ip}" if host_ip else ""
+        target = f"[{address.ip}]" if version == 6 else str(address.ip)
+        target += f":{mapping.containerPort}"
+        known = self.targets.setdefault(plain, target)
+        if known != target:
+            raise InvalidConfig(f"portMappings: host port {label} is mapped twice")
+        if plain in self.labels:
+            return
+        self.labels[plain] = self.labels[conditional] = label
+        if not self.conditions[version]:
+            value = nftmaps.address(address.ip) + nftmaps.port(mapping.containerPort)
+            self._hold(plain, value=value)
+            self.vacant.append(conditional)
+            return
+        self._hold(conditional, jump=_chain_name(self.owner, version))
+        self.vacant.append(plain)
+        ip = KEYWORDS[version]
+        self.rules.setdefault(version, []).append(
+            (f"{ip} daddr {host_ip} " if host_ip else "")
+            + f"{protocol.name.lower()} dport {mapping.hostPort} {self.conditions[version]} "
+            + f"dnat {ip} to {target}"
+        )
+
+    def _masquerade(self, address: IPInterface) -> None:
+        ip = nftmaps.address(address.ip)
+        if self.masq_all:
+            self._hold(Slot(ruleset.MASQUERADE_ALL[address.version], ip))
+            return
+        group = Group.of(address)
+        self.groups[group] = None
+        loopback = ip_interface((_LOOPBACK[address.version], address.network.prefixlen))
+        for network in (address.network, loopback.network):
+            subnet = nftmaps.address(network.network_address)
+            self._hold(Slot(group.hairpin, ip + subnet))
+
+    def _hold(self, slot: Slot, *, value: bytes = b"", jump: str = "") -> None:
+        self.elements[slot] = Element(slot=slot, value=value, jump=jump, comment=self.owner.tag)
+
+
+def _protocol(mapping: PortMapping) -> Protocol:
+    try:
+        return Protocol[mapping.protocol.upper()]
+    except KeyError:
+        known = ", ".join(protocol.name.lower() for protocol in Protocol)
+        raise InvalidConfig(
+            f'portMappings: protocol "{mapping.protocol}" of host port {mapping.hostPort} '
+            f"is not one of {known}"
+        ) from None
+
+
+def _host_ip(mapping: PortMapping) -> IPAddress | None:
+    """The host address the mapping is for; None for all of them (also 0.0.0.0 and ::)."""
+    if mapping.hostIP is None or mapping.hostIP.is_unspecified:
+        return None
+    return mapping.hostIP
+
+
+def _expression(key: str, conditions: Sequence[str]) -> str:
+    expression = " ".join(conditions)
+    if any(end in expression for end in _RULE_ENDS):
+        raise InvalidConfig(f"{key}: one nft expression, without ; or # or line breaks")
+    return expression
+
+
+def _chain_name(owner: Owner, version: int) -> str:
+    _, network, attachment = owner.tag.split(":")
+    return f"{ruleset.OWNER_CHAIN}{version}-{network}-{attachment}"
+
+
+def _maps(nft: Nft) -> list[str]:
+    return [*_FIXED_MAPS, *(group.hairpin for group in ruleset.groups(nft))]

@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our one nftables table, `inet pycni`: a fixed skeleton of chains, and sets and maps for the rest.
+
+    prerouting, output   fib daddr type local → hostports
+    hostports            the port's map entry says where the connection goes    (net/hostports.py)
+    postrouting4-24      sources with a /24 go out masqueraded, if in the set  (net/masquerade.py)
+
+A container is a few elements, tagged with its owner in their comments, so a packet and an ADD cost
+the same with 10 containers and with 10,000. Three things would break that, and are avoided:
+
+* a rule or a chain per container, or per subnet. A subnet's prefix length cannot come out of a
+  map, so there is one small chain per prefix length in use (`Group`), made with the first;
+* elements that say `jump CHAIN`: for each one added the kernel looks for loops among them all,
+  0.6 ms at 16,000. Only mappings with conditions of their own need them;
+* libnftables looking for an element (see `kernel.nftmaps`).
+
+Every change is planned on one generation of the ruleset and applied only if that is still the
+generation: between looking whose an element is and replacing it nobody else can get in. Chains
+are written as text, flushed and filled in one go, and only when missing or damaged: the check is
+a few reads, and none at all while the generation is the one our last change made. That is how a
+flushed ruleset heals with the next change.
+
+Empty chains and sets stay when the last container goes, like a bridge; `remove_table` removes all.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from ipaddress import ip_network
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from pycni.errors import Busy
+from pycni.kernel.nft import Nft
+from pycni.kernel.nftmaps import Element, Maps, Slot
+from pycni.model.addresses import IPInterface
+from pycni.net.owner import Owner, network_prefix
+
+FAMILY = "inet"
+TABLE = "pycni"
+COMMENT = "pycni: masquerading and host ports of containers"
+
+BOTH_FAMILIES = (4, 6)
+# Per IP version: the keyword of its header, the type of its addresses, its multicast addresses.
+KEYWORDS = {4: "ip", 6: "ip6"}
+_ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
+_MULTICAST = {4: "224.0.0.0/4", 6: "ff00::/8"}
+
+HOSTPORTS = {4: "hostports4", 6: "hostports6"}
+HOSTIP_HOSTPORTS = {4: "hostip_hostports4", 6: "hostip_hostports6"}
+CONDITIONAL = {4: "conditional4", 6: "conditional6"}
+HOSTIP_CONDITIONAL = {4: "hostip_conditional4", 6: "hostip_conditional6"}
+MASQUERADE_ALL = {4: "masquerade_all4", 6: "masquerade_all6"}
+
+OWNER_CHAIN = "owner"
+
+_GROUP_NAME = re.compile(r"postrouting([46])-(\d+)")
+_TRIES = 16
+_STEPS_PER_BATCH = 256
+
+
+class Chain(msgspec.Struct, frozen=True, kw_only=True):
+    """A chain and the sets its rules name; `owned` ones have rules their name does not imply."""
+
+    name: str
+    rules: tuple[str, ...]
+    hook: str = ""
+    sets: tuple[tuple[str, str], ...] = ()
+    owned: bool = False
+
+
+class Group(NamedTuple):
+    """What is common to all addresses with one prefix length: a chain and three sets.
+
+    Each set holds addresses of containers; two hold them with a network: `local` with the subnet,
+    which needs no masquerading, `hairpin` with those that need it to reach a mapped port.
+    """
+
+    version: int
+    length: int
+
+    @classmethod
+    def of(cls, address: IPInterface) -> Group:
+        """The group an address with prefix length belongs to."""
+        return cls(address.version, address.network.prefixlen)
+
+    @property
+    def masquerade(self) -> str:
+        """The set of addresses whose traffic is masqueraded."""
+        return f"masquerade{self}"
+
+    @property
+    def local(self) -> str:
+        """The set of those addresses, each with its subnet."""
+        return f"local{self}"
+
+    @property
+    def hairpin(self) -> str:
+        """The set of addresses with mapped ports, each with a network it would answer past us."""
+        return f"hairpin{self}"
+
+    def __str__(self) -> str:
+        return f"{self.version}-{self.length}"
+
+    def chain(self) -> Chain:
+        """The chain that evaluates the sets, on a hook of its own."""
+        ip, address = KEYWORDS[self.version], _ADDRESS_TYPES[self.version]
+        zero = ip_network(("0.0.0.0" if self.version == 4 else "::", self.length))
+        saddr, daddr = (f"{ip} {word} & {zero.netmask}" for word in ("saddr", "daddr"))
+        not_multicast = f"{ip} daddr != {_MULTICAST[self.version]}"
+        return Chain(
+            name=f"postrouting{self}",
+            hook=_hook("postrouting"),
+            sets=(
+                (self.masquerade, address),
+                (self.local, f"{address} . {address}"),
+                (self.hairpin, f"{address} . {address}"),
+            ),
+            rules=(
+                f"{ip} saddr @{self.masquerade} {ip} saddr . {daddr} != @{self.local} "
+                f"{not_multicast} masquerade",
+                f"ct status dnat {ip} daddr . {saddr} @{self.hairpin} masquerade",
+            ),
+        )
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recipe wants to be in the table; `vacant` are slots that must hold nothing."""
+
+    elements: tuple[Element, ...]
+    chains: tuple[Chain, ...] = ()
+    vacant: tuple[Slot, ...] = ()
+
+
+class _Memory:
+    """What we know of the table behind one `Nft`, and the lock that makes changes take turns."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        # The generation at which all was seen to be whole; our own changes carry it on.
+        self.generation = 0
+        self.chains: dict[str, Chain] = {}
+
+
+_memories: WeakKeyDictionary[Nft, _Memory] = WeakKeyDictionary()
+_memories_lock = threading.Lock()
+
+
+def ensure(
+    nft: Nft, tag: str, wanted: Wanted, *, refuse: Callable[[Element], None] | None = None
+) -> None:
+    """Make the table hold what is wanted, and write nothing if it does.
+
+    An element of somebody else in the way is replaced, unless `refuse` raises for it; it is asked
+    before anything is changed. Other owners' vacant slots are left alone.
+    """
+    slots = [element.slot for element in wanted.elements] + list(wanted.vacant)
+    goals: list[Element | None] = [*wanted.elements, *[None for _ in wanted.vacant]]
+    memory, maps = _memory(nft), table(nft)
+    with memory.lock:
+        for _ in range(_TRIES):
+            generation = maps.generation()
+            found = maps.find(slots)
+            for element in found:
+                if element is not None and element.comment != tag and refuse is not None:
+                    refuse(element)
+            if _build_what_is_broken(nft, memory, wanted.chains, generation):
+                continue
+            changes = [
+                (old, goal)
+                for old, goal in zip(found, goals, strict=True)
+                if old != goal and (goal is not None or (old and old.comment == tag))
+            ]
+            if _commit(maps, memory, changes, (), generation):
+                return
+    raise _always_changing()
+
+
+def remove(
+    nft: Nft,
+    tag: str,
+    *,
+    maps: Callable[[], Iterable[str]],
+    hints: Sequence[Slot] = (),
+    chains: Iterable[str] = (),
+) -> None:
+    """Remove the elements tagged `tag`, and the chains that nothing jumps to any more.
+
+    They are looked for at `hints` first. Unless all of those are ours, `maps` are read through.
+    """
+    memory, ours = _memory(nft), table(nft)
+    with memory.lock:
+        for _ in range(_TRIES):
+            generation = ours.generation()
+            found = [element for element in ours.find(hints) if element and element.comment == tag]
+            if not hints or len(found) < len(hints):
+                found = _listed(ours, maps(), tag)
+            unneeded = _unneeded(ours, found, chains)
+            if _commit(ours, memory, [(old, None) for old in found], unneeded, generation):
+                return
+    raise _always_changing()
+
+
+def gc(nft: Nft, network: str, valid: Iterable[Owner], *, maps: Iterable[str]) -> None:
+    """Remove the network's elements whose owner is not valid, and chains nobody needs."""
+    prefix = network_prefix(network)
+    keep = {owner.tag for owner in valid}
+    names = tuple(maps)
+    memory, ours = _memory(nft), table(nft)
+    with memory.lock:
+        for _ in range(_TRIES):
+            generation = ours.generation()
+            stale = [old for old in _listed(ours, names, prefix) if old.comment not in keep]
+            chains = [name for name in ours.list_chains() if name.startswith(OWNER_CHAIN)]
+            unneeded = _unneeded(ours, stale, chains)
+            if _commit(ours, memory, [(old, None) for old in stale], unneeded, generation):
+                return
+    raise _always_changing()
+
+
+def find_missing(nft: Nft, wanted: Wanted) -> tuple[list[Element], list[str]]:
+    """The elements and the chains that are not there as wanted."""
+    maps = table(nft)
+    found = maps.find([element.slot for element in wanted.elements])
+    elements = [goal for old, goal in zip(found, wanted.elements, strict=True) if old != goal]
+    return elements, [chain.name for chain in _broken(maps, (*SKELETON, *wanted.chains))]
+
+
+def remove_table(nft: Nft) -> None:
+    """Remove the table with everything in it: for uninstalling, and for tests."""
+    memory = _memory(nft)
+    with memory.lock:
+        if table(nft).table_exists():
+            nft.run(f"delete table {FAMILY} {TABLE}")
+        memory.generation, memory.chains = 0, {}
+
+
+def table(nft: Nft) -> Maps:
+    """The table's maps, as they are now."""
+    return nft.maps(FAMILY, TABLE)
+
+
+def groups(nft: Nft) -> list[Group]:
+    """The groups that exist."""
+    names = (_GROUP_NAME.fullmatch(name) for name in table(nft).list_chains())
+    return [Group(int(name[1]), int(name[2])) for name in names if name]
+
+
+def _hook(name: str) -> str:
+    # The priorities called dstnat and srcnat; nft does not know the word dstnat in output.
+    priority = 100 if name == "postrouting" else -100
+    return f"{{ type nat hook {name} priority {priority}; policy accept; }}"
+
+
+def _dnat_rules(version: int) -> Iterator[str]:
+    keyword = KEYWORDS[version]
+    port = "meta l4proto . th dport"
+    at = f"{keyword} daddr . {port}"
+    family = f"meta nfproto ipv{version}"
+    # The entry for one host address goes before the entry for any.
+    yield f"dnat {keyword} to {at} map @{HOSTIP_HOSTPORTS[version]}"
+    yield f"{at} vmap @{HOSTIP_CONDITIONAL[version]}"
+    yield f"{family} dnat {keyword} to {port} map @{HOSTPORTS[version]}"
+    yield f"{family} {port} vmap @{CONDITIONAL[version]}"
+
+
+def _skeleton() -> Iterator[Chain]:
+    yield Chain(
+        name="hostports",
+        rules=tuple(rule for version in BOTH_FAMILIES for rule in _dnat_rules(version)),
+    )
+    for hook in ("prerouting", "output"):
+        # Only what is addressed to this node: GHSA-jv3w-x3r3-g6rm is about a plugin that also
+        # took connections passing through it.
+        rule = "fib daddr type local jump hostports"
+        yield Chain(name=hook, hook=_hook(hook), rules=(rule,))
+    yield Chain(
+        name="postrouting",
+        hook=_hook("postrouting"),
+        rules=tuple(
+            f"ct status dnat {KEYWORDS[version]} daddr @{MASQUERADE_ALL[version]} masquerade"
+            for version in BOTH_FAMILIES
+        ),
+    )
+
+
+SKELETON = tuple(_skeleton())
+
+
+def _map_types() -> Iterator[tuple[str, str]]:
+    for version, address in _ADDRESS_TYPES.items():
+        port = "inet_proto . inet_service"
+        yield HOSTPORTS[version], f"{port} : {address} . inet_service"
+        yield HOSTIP_HOSTPORTS[version], f"{address} . {port} : {address} . inet_service"
+        yield CONDITIONAL[version], f"{port} : verdict"
+        yield HOSTIP_CONDITIONAL[version], f"{address} . {port} : verdict"
+
+
+def _skeleton_text() -> Iterator[str]:
+    yield f'add table {FAMILY} {TABLE} {{ comment "{COMMENT}"; }}'
+    for name, types in _map_types():
+        yield f"add map {FAMILY} {TABLE} {name} {{ type {types}; }}"
+    for version, name in MASQUERADE_ALL.items():
+        yield f"add set {FAMILY} {TABLE} {name} {{ type {_ADDRESS_TYPES[version]}; }}"
+
+
+def _chain_text(chain: Chain) -> Iterator[str]:
+    for name, types in chain.sets:
+        yield f"add set {FAMILY} {TABLE} {name} {{ type {types}; }}"
+    yield f"add chain {FAMILY} {TABLE} {chain.name} {chain.hook}"
+    yield f"flush chain {FAMILY} {TABLE} {chain.name}"
+    for rule in chain.rules:
+        yield f"add rule {FAMILY} {TABLE} {chain.name} {rule}"
+
+
+def _memory(nft: Nft) -> _Memory:
+    with _memories_lock:
+        return _memories.setdefault(nft, _Memory())
+
+
+def _build_what_is_broken(
+    nft: Nft, memory: _Memory, chains: Collection[Chain], generation: int
+) -> bool:
+    """Write the skeleton and the chains wherever they are not as they should be; did we?"""
+    unknown = [chain for chain in chains if memory.chains.get(chain.name) != chain]
+    if memory.generation == generation and not unknown:
+        return False
+    maps = table(nft)
+    lines: list[str] = []
+    broken = _broken(maps, SKELETON) if memory.generation != generation else []
+    if broken:
+        # Whoever emptied these emptied those of other groups too.
+        chains = {chain.name: chain for chain in (*memory.chains.values(), *chains)}.values()
+        lines += _skeleton_text()
+    broken += _broken(maps, chains)
+    broken += [chain for chain in unknown if chain.owned and chain not in broken]
+    memory.chains.update((chain.name, chain) for chain in chains)
+    lines += [line for chain in broken for line in _chain_text(chain)]
+    if not lines:
+        memory.generation = generation
+        return False
+    try:
+        nft.run("\n".join(lines))
+    except BaseException:
+        memory.chains.clear()
+        raise
+    return True
+
+
+def _broken(maps: Maps, chains: Iterable[Chain]) -> list[Chain]:
+    return [chain for chain in chains if maps.count_rules(chain.name) != len(chain.rules)]
+
+
+def _listed(ours: Maps, maps: Iterable[str], comment_prefix: str) -> list[Element]:
+    return [
+        element
+        for name in maps
+        for element in ours.list_elements(name, comment_prefix=comment_prefix)
+    ]
+
+
+def _unneeded(ours: Maps, removed: Iterable[Element], also: Iterable[str] = ()) -> list[str]:
+    """The chains that no element jumps to once `removed` are gone."""
+    jumps = Counter(element.jump for element in removed if element.jump)
+    names = list({*jumps, *also})
+    return [
+        name
+        for name, uses in zip(names, ours.chain_uses(names), strict=True)
+        if uses is not None and uses - ours.count_rules(name) == jumps[name]
+    ]
+
+
+def _commit(
+    maps: Maps,
+    memory: _Memory,
+    changes: Sequence[tuple[Element | None, Element | None]],
+    drop_chains: Collection[str],
+    generation: int,
+) -> bool:
+    """Replace old elements by new ones, if the ruleset is still at `generation`; was it?"""
+    # Chains last: elements still jump to them.
+    steps = [*changes, *drop_chains]
+    for start in range(0, len(steps), _STEPS_PER_BATCH):
+        part = steps[start : start + _STEPS_PER_BATCH]
+        pairs = [step for step in part if isinstance(step, tuple)]
+        done = maps.commit(
+            remove=[old.slot for old, _ in pairs if old is not None],
+            add=[new for _, new in pairs if new is not None],
+            drop_chains=[step for step in part if isinstance(step, str)],
+            generation=generation,
+        )
+        if not done:
+            return False
+        # Nobody got in between, so ours is the next generation: what was known still holds.
+        following = 1 if generation == 0xFFFFFFFF else generation + 1
+        if memory.generation == generation:
+            memory.generation = following
+        generation = following
+    for name in drop_chains:
+        memory.chains.pop(name, None)
+    return True
+
+
+def _always_changing() -> Busy:
+    return Busy("change", f"table {FAMILY} {TABLE}", errno.EAGAIN, "the ruleset keeps changing")
