@@ -23,14 +23,14 @@ MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 Handler = Callable[[Any, grpc.ServicerContext], Any]
 
 
-class Boundary(grpc.ServerInterceptor):
+class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
     """Turns whatever a handler raises into a status; nothing else of the service needs to."""
 
     def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None],
+        continuation: Callable[[grpc.HandlerCallDetails], Any],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler | None:
+    ) -> Any:
         """Wrap the handler of this call."""
         handler = continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith("/cni."):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -50,7 +50,7 @@ def status_code(error: CniError) -> int:
     for cls, code in STATUS_OF_CLASS.items():
         if isinstance(error, cls):
             return code
-    return STATUS_OF_CODE.get(error.wire_code, code_pb2.INTERNAL)
+    return STATUS_OF_CODE.get(error.wire_code, int(code_pb2.INTERNAL))
 
 
 def error_message(error: CniError) -> error_pb2.CniError:
@@ -106,9 +106,8 @@ def _pack(status: status_pb2.Status, message: Any) -> None:
 
 def find_error(failed: grpc.RpcError) -> CniError | None:
     """The CNI error a failed call carries, or None when the service was not the one to fail it."""
-    if not isinstance(failed, grpc.Call):
-        return None
-    status = rpc_status.from_call(failed)
+    # Every RpcError of a finished call is a grpc.Call too; the stubs do not know.
+    status = rpc_status.from_call(cast(grpc.Call, failed))
     message = error_pb2.CniError()
     for detail in status.details if status else ():
         if detail.Unpack(message):

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A typed client of a pycni service; failed calls raise the plugins' own exception classes.
+
+    with Client() as client:
+        for network in client.networks.List(networks_pb2.ListNetworksRequest()).networks:
+            print(network.name)
+
+The stubs are the generated ones, so every method, message and field is typed. A call that the
+service failed raises the CniError of its status detail (InvalidConfig, TryAgain, …); one that
+never reached it raises ServiceUnavailable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Self, cast
+
+import grpc
+
+from pycni.errors import CniError, TryAgain
+from pycni.service import wire
+from pycni.service.pb.cni.v2alpha1 import attachments_pb2_grpc, networks_pb2_grpc, node_pb2_grpc
+
+DEFAULT_SOCKET = "/run/pycni/cni.sock"
+MAX_MESSAGE_BYTES = 128 * 1024 * 1024
+
+
+class ServiceUnavailable(TryAgain):
+    """No service answers on the socket, or the connection broke."""
+
+
+class CallFailed(CniError):
+    """The call failed in gRPC itself: its status carries no CNI error."""
+
+    def __init__(self, status: grpc.StatusCode, msg: str) -> None:
+        super().__init__(f"{status.name}: {msg}")
+        self.status = status
+
+
+class Client:
+    """A connection to one service: `networks`, `attachments` and `node` are its gRPC stubs."""
+
+    def __init__(
+        self,
+        target: str = DEFAULT_SOCKET,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """Connect to a unix socket's path, or with `credentials` to host:port by mutual TLS."""
+        options = (
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.enable_http_proxy", 0),
+        )
+        self.target = target
+        if credentials is None:
+            channel = grpc.insecure_channel(f"unix:{target}", options)
+        else:
+            channel = grpc.secure_channel(target, credentials, options)
+        self._channel = channel
+        self.channel = grpc.intercept_channel(channel, _Errors(target))
+        self.networks = networks_pb2_grpc.NetworksStub(self.channel)
+        self.attachments = attachments_pb2_grpc.AttachmentsStub(self.channel)
+        self.node = node_pb2_grpc.NodeStub(self.channel)
+
+    def close(self) -> None:
+        """Close the connection; streams end."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+class _Errors(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
+    """Turns the RpcError of a call into the CniError it carries."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def intercept_unary_unary(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        """Wait for the answer here, so that its failure can be translated."""
+        call = continuation(client_call_details, request)
+        try:
+            call.result()
+        except grpc.RpcError as failed:
+            raise self._translate(failed) from failed
+        return call
+
+    def intercept_unary_stream(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        """Translate a failure wherever in the stream it comes."""
+        return _Stream(continuation(client_call_details, request), self._translate)
+
+    def _translate(self, failed: grpc.RpcError) -> CniError:
+        error = wire.find_error(failed)
+        if error is not None:
+            return error
+        call = cast(grpc.Call, failed)  # true of every finished call; the stubs do not know
+        status, message = call.code(), call.details() or ""
+        if status is grpc.StatusCode.UNAVAILABLE:
+            return ServiceUnavailable(
+                f"no pycni service answers on {self._target}",
+                message,
+                hint="start it with `pycni serve`, or name its socket",
+            )
+        return CallFailed(status, message)
+
+
+class _Stream:
+    """A server stream whose failures are CniErrors; otherwise the call itself."""
+
+    def __init__(self, call: Any, translate: Callable[[grpc.RpcError], CniError]) -> None:
+        self._call = call
+        self._translate = translate
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._call)
+        except grpc.RpcError as failed:
+            raise self._translate(failed) from failed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Attachments service: containers on networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from google.protobuf import duration_pb2
+
+from pycni.errors import InvalidEnvironment
+from pycni.model import request as model
+from pycni.model.deadline import Deadline
+from pycni.model.names import ContainerId, IfName
+from pycni.runtime.attachments import AttachmentKey, AttachmentParams, State
+from pycni.runtime.node import Node
+from pycni.runtime.outcomes import Added, GcTarget, Join
+from pycni.runtime.runtime import Step
+from pycni.runtime.store import AttachmentFilter
+from pycni.service import configs, views, wire
+from pycni.service.pb.cni.v2alpha1 import (
+    attachments_pb2,
+    attachments_pb2_grpc,
+    config_pb2,
+    error_pb2,
+)
+
+
+class AttachmentsService(attachments_pb2_grpc.AttachmentsServicer):
+    """Answers for the node's attachments; see attachments.proto for what each call promises."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def Add(
+        self, request: attachments_pb2.AddRequest, context: grpc.ServicerContext
+    ) -> attachments_pb2.AddResponse:
+        """Attach; the caller's deadline or departure stops it and starts the clean-up."""
+        cleanup = request.cleanup_on_failure if request.HasField("cleanup_on_failure") else None
+        added = self._node.add(
+            configs.parse_ref(request.network),
+            _params(request),
+            cleanup_on_failure=cleanup,
+            replace=request.replace,
+            validate_only=request.validate_only,
+            deadline=self._deadline(context),
+        )
+        return _added(added)
+
+    def Del(
+        self, request: attachments_pb2.DelRequest, context: grpc.ServicerContext
+    ) -> attachments_pb2.DelResponse:
+        """Detach; runs to its end even if the caller goes away."""
+        deleted = self._node.delete(
+            self._ref_for_delete(request.network),
+            _params(request),
+            continue_on_error=not request.stop_on_error,
+        )
+        return attachments_pb2.DelResponse(existed=deleted.existed, steps=_steps(deleted.steps))
+
+    def Check(
+        self, request: attachments_pb2.CheckRequest, context: grpc.ServicerContext
+    ) -> attachments_pb2.CheckResponse:
+        """Verify that an attachment is as its Add left it."""
+        outcome = self._node.check(_key(request), deadline=self._deadline(context))
+        return attachments_pb2.CheckResponse(skipped=outcome.skipped, steps=_steps(outcome.steps))
+
+    def List(
+        self, request: attachments_pb2.ListAttachmentsRequest, context: grpc.ServicerContext
+    ) -> attachments_pb2.ListAttachmentsResponse:
+        """Attachments that match all filters, a page at a time."""
+        matching = AttachmentFilter(
+            network=request.network,
+            container_id=request.container_id,
+            states=frozenset(map(_state, request.states)),
+            labels=dict(request.labels),
+        )
+        page = self._node.list(matching, page_size=request.page_size, page_token=request.page_token)
+        full = request.view == attachments_pb2.ATTACHMENT_VIEW_FULL
+        return attachments_pb2.ListAttachmentsResponse(
+            attachments=[
+                views.attachment_message(attachment, with_config=full)
+                for attachment in page.attachments
+            ],
+            next_page_token=page.next_page_token,
+        )
+
+    def Get(
+        self, request: attachments_pb2.GetAttachmentRequest, context: grpc.ServicerContext
+    ) -> attachments_pb2.Attachment:
+        """One attachment with its configuration."""
+        return views.attachment_message(self._node.get(_key(request)), with_config=True)
+
+    def Gc(
+        self, request: attachments_pb2.GcRequest, context: grpc.ServicerContext
+    ) -> attachments_pb2.GcResponse:
+        """Remove what belongs to no valid attachment."""
+        targets = [_gc_target(target) for target in request.networks] or None
+        collected = self._node.gc(
+            targets, validate_only=request.validate_only, deadline=self._deadline(context)
+        )
+        return attachments_pb2.GcResponse(
+            networks=[
+                attachments_pb2.GcResult(
+                    network=one.network,
+                    deleted=[views.key_message(key) for key in one.deleted],
+                    skipped=one.skipped,
+                    steps=_steps(one.steps),
+                )
+                for one in collected
+            ]
+        )
+
+    def AttachAll(
+        self, request: attachments_pb2.AttachAllRequest, context: grpc.ServicerContext
+    ) -> attachments_pb2.AttachAllResponse:
+        """All interfaces of one container, or none."""
+        joins = [
+            Join(
+                network=configs.parse_ref(interface.network),
+                params=_params(interface, container_id=request.container_id, netns=request.netns),
+            )
+            for interface in request.interfaces
+        ]
+        added = self._node.attach_all(request.container_id, joins, deadline=self._deadline(context))
+        return attachments_pb2.AttachAllResponse(interfaces=[_added(one) for one in added])
+
+    def DetachAll(
+        self, request: attachments_pb2.DetachAllRequest, context: grpc.ServicerContext
+    ) -> attachments_pb2.DetachAllResponse:
+        """Everything of one container, last attached first."""
+        detached = self._node.detach_all(request.container_id, netns=request.netns)
+        return attachments_pb2.DetachAllResponse(
+            detached=[views.key_message(key) for key in detached]
+        )
+
+    def _ref_for_delete(self, ref: config_pb2.NetworkRef) -> Any:
+        """A known attachment needs only the name, so a broken inline configuration will do."""
+        inline = ref.WhichOneof("ref") == "inline"
+        if inline and ref.inline.name and not ref.inline.json and not ref.inline.plugins:
+            return ref.inline.name
+        return configs.parse_ref(ref)
+
+    def _deadline(self, context: grpc.ServicerContext) -> Deadline:
+        """The caller's deadline, at most the node's own, ended by the caller's departure."""
+        # A call without a deadline has infinite time left.
+        deadline = Deadline(min(self._node.limits.call_timeout_s, context.time_remaining()))
+        if not context.add_callback(deadline.cancel):
+            deadline.cancel()
+        return deadline
+
+
+def _params(request: Any, *, container_id: str = "", netns: str = "") -> AttachmentParams:
+    """What an Add, a Del or one interface of an AttachAll says of the attachment."""
+    return AttachmentParams(
+        container_id=container_id or getattr(request, "container_id", ""),
+        netns=netns or getattr(request, "netns", ""),
+        ifname=request.ifname,
+        cni_args=tuple((arg.key, arg.value) for arg in request.cni_args),
+        capability_args=views.parse_capability_args(request.capability_args),
+        labels=dict(getattr(request, "labels", {})),
+    )
+
+
+def _key(request: Any) -> AttachmentKey:
+    return AttachmentKey(request.network, request.container_id, request.ifname)
+
+
+def _state(value: int) -> State:
+    name = attachments_pb2.AttachmentState.Name(value)  # type: ignore[arg-type]  # an int on the wire
+    try:
+        return State(name.removeprefix("ATTACHMENT_STATE_"))
+    except ValueError:
+        raise InvalidEnvironment(f"states: {name} is not a state to filter by") from None
+
+
+def _gc_target(target: attachments_pb2.GcNetwork) -> GcTarget:
+    valid: frozenset[model.Attachment] | None = None
+    if target.HasField("valid_attachments"):  # absent is not empty
+        valid = frozenset(
+            model.Attachment(ContainerId.parse(one.container_id), IfName.parse(one.ifname))
+            for one in target.valid_attachments.attachments
+        )
+    return GcTarget(network=configs.parse_ref(target.network), valid=valid)
+
+
+def _added(added: Added) -> attachments_pb2.AddResponse:
+    return attachments_pb2.AddResponse(
+        attachment=views.attachment_message(added.attachment),
+        replayed=added.replayed,
+        steps=_steps(added.steps),
+    )
+
+
+def _steps(steps: Sequence[Step]) -> list[attachments_pb2.PluginStep]:
+    return [_step(step) for step in steps]
+
+
+def _step(step: Step) -> attachments_pb2.PluginStep:
+    message = attachments_pb2.PluginStep(
+        plugin_type=step.plugin_type,
+        plugin_index=step.plugin_index,
+        verb=error_pb2.Verb.Value(f"VERB_{step.verb}"),
+        executor=attachments_pb2.ExecutorKind.Value(f"EXECUTOR_KIND_{step.executor.upper()}"),
+        duration=duration_pb2.Duration(nanos=min(int(step.duration_s * 1e9), 999_999_999)),
+    )
+    if step.error is not None:
+        message.error.CopyFrom(wire.error_message(step.error))
+    return message

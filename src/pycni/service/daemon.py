@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process `pycni serve`: a node, its gRPC server and the shims' socket, from start to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from pycni.exec import skel
+from pycni.exec.endpoint import ShimEndpoint
+from pycni.exec.framing import Call, Reply
+from pycni.runtime.node import Node
+from pycni.runtime.opening import DEFAULT_PLUGIN_PATH, DEFAULT_STATE_DIR, open_node
+from pycni.service.server import Server
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SOCKET = Path("/run/pycni/cni.sock")
+DEFAULT_SHIM_SOCKET = Path("/run/pycni/shim.sock")
+DEFAULT_CONF_DIR = Path("/etc/cni/net.d")
+GRACE_S = 30.0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a service keeps its things; None switches a part off."""
+
+    socket: Path = DEFAULT_SOCKET
+    shim_socket: Path | None = DEFAULT_SHIM_SOCKET
+    state_dir: Path = Path(DEFAULT_STATE_DIR)
+    conf_dir: Path | None = DEFAULT_CONF_DIR
+    cache_dir: Path | None = None
+    plugin_path: tuple[str, ...] = DEFAULT_PLUGIN_PATH
+
+
+def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> None:
+    """Run a service until SIGTERM or SIGINT; running calls end, readiness is flipped first.
+
+    Raises NodeBusy when another process owns the state directory, IOFailure when a socket is
+    taken. `ready` is called once calls are answered.
+    """
+    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    with contextlib.ExitStack() as closing:
+        node = open_node(str(settings.state_dir), plugin_path=settings.plugin_path)
+        closing.callback(node.close)
+        server = Server(node)
+        server.listen(settings.socket)
+        closing.callback(settings.socket.unlink, missing_ok=True)
+        recovered = node.recover()
+        log.info(
+            "recovered attachments settled=%d failed=%d",
+            len(recovered.settled),
+            len(recovered.failed),
+        )
+        server.start()
+        closing.callback(server.stop, GRACE_S)
+        if settings.shim_socket is not None:
+            shims = ShimEndpoint(settings.shim_socket, _answer_shims(node))
+            shims.start()
+            closing.callback(shims.stop, GRACE_S)
+        log.info("serving socket=%s", settings.socket)
+        ready()
+        stopped.wait()
+        log.info("stopping: running calls have %.0f s to end", GRACE_S)
+
+
+def _answer_shims(node: Node) -> Callable[[Call, int | None], Reply]:
+    def answer(call: Call, netns_fd: int | None) -> Reply:
+        return skel.answer(
+            call,
+            execute=node.run_plugin,
+            versions=node.runtime.executors.versions,
+            netns_fd=netns_fd,
+        )
+
+    return answer
