@@ -46,7 +46,7 @@ class Fault(Struct, frozen=True, kw_only=True):
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
-    """What a conf directory holds: its networks, each name once, and what is wrong with the rest."""
+    """What a conf directory holds: networks, each name once, and what is wrong with the rest."""
 
     networks: tuple[NetworkConfigList, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -69,7 +69,7 @@ class ConfDir:
                 return network
         for fault in loaded.faults:
             if fault.name == name:
-                raise fault.error
+                return read_network(fault.path)  # an error raised twice would gather notes
         return None
 
     def list(self) -> tuple[NetworkConfigList, ...]:

@@ -58,6 +58,9 @@ class CachedAttachment(Struct, frozen=True, kw_only=True):
         return Result.parse(self.result or b"null", default_version=default_version)
 
 
+_NO_RESULT = Raw(b"")
+
+
 class _CacheFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The file as libcni spells it, in its order."""
 
@@ -69,7 +72,7 @@ class _CacheFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     netns: str = ""
     cniArgs: list[list[str]] = []
     capabilityArgs: dict[str, Raw] = {}
-    result: Raw = Raw(b"")
+    result: Raw = _NO_RESULT
 
 
 class _Kind(Struct, frozen=True):
@@ -131,17 +134,17 @@ class LibcniCache:
         except OSError as exc:
             raise IOFailure(f"cannot remove {path}: {exc.strerror}") from exc
 
-    def list(self, *, container_id: str = "", network: str = "") -> list[CachedAttachment]:
+    def list(self, *, container_id: str = "", network: str = "") -> tuple[CachedAttachment, ...]:
         """The entries, sorted by file name, of one container or one network if given (L11).
 
         Legacy files are left out, as they do not say whose they are. A directory that does not
         exist, or cannot be read, has none.
         """
-        return [
+        return tuple(
             entry
             for entry in self._entries()
             if container_id in ("", entry.container_id) and network in ("", entry.network)
-        ]
+        )
 
     def attachments(self, network: str) -> frozenset[request.Attachment]:
         """Who is attached to the network, as far as libcni's callers are concerned (L12)."""
@@ -196,13 +199,13 @@ def _encode_entry(entry: CachedAttachment) -> bytes:
             netns=entry.netns,
             cniArgs=[list(pair) for pair in entry.cni_args],
             capabilityArgs=entry.capability_args,
-            result=Raw(entry.result),
+            result=Raw(entry.result) if entry.result else _NO_RESULT,
         )
     )
 
 
 def _read_entry(path: str) -> CachedAttachment | bytes | None:
-    """The entry in a file, a legacy file's result, or None with a warning where there is neither."""
+    """The entry in a file, or a legacy file's result; with a warning None where there is neither."""
     try:
         return _decode_entry(_read(path))
     except FileNotFoundError:

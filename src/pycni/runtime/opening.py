@@ -14,8 +14,9 @@ from pycni.kernel.side import Side
 from pycni.model import request
 from pycni.plugins.sdk import Plugin
 from pycni.runtime.executors import Exec, Executor, Executors, InProcess
+from pycni.runtime.libcni_cache import LibcniCache
 from pycni.runtime.networks import NetworkSource
-from pycni.runtime.node import DEFAULT_LIMITS, Node, no_neighbours
+from pycni.runtime.node import DEFAULT_LIMITS, Node
 from pycni.runtime.outcomes import Limits
 from pycni.runtime.runtime import Runtime
 from pycni.runtime.store import SqliteStore
@@ -39,13 +40,14 @@ def open_node(
     registered: Sequence[Executor] = (),
     plugins: Mapping[str, Plugin[Any]] | None = None,
     source: NetworkSource | None = None,
-    neighbours: Callable[[str], Collection[request.Attachment]] = no_neighbours,
+    neighbours: Callable[[str], Collection[request.Attachment]] | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Node:
     """The node whose state is in `state_dir`; call `recover` on it, then use it, then close it.
 
-    `plugins` adds to the built-in ones or replaces some. Raises NodeBusy while another process
-    has the state directory.
+    `plugins` adds to the built-in ones or replaces some. `neighbours` tells the attachments other
+    runtimes hold on a network; without it, those in libcni's cache. Raises NodeBusy while another
+    process has the state directory.
     """
     host = host or Side()
     store = SqliteStore.open(os.path.join(state_dir, STORE))
@@ -66,7 +68,7 @@ def open_node(
         source=source,
         limits=limits,
         boot_id=read_boot_id(),
-        neighbours=neighbours,
+        neighbours=neighbours or LibcniCache().attachments,
     )
     node.on_close(lambda: os.close(lifeline))
     node.on_close(host.close)
