@@ -17,6 +17,7 @@ from pycni.exec.endpoint import ShimEndpoint
 from pycni.exec.framing import Call, Reply
 from pycni.runtime.node import Node
 from pycni.runtime.opening import DEFAULT_PLUGIN_PATH, DEFAULT_STATE_DIR, open_node
+from pycni.service import systemd
 from pycni.service.server import Server
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> No
     """
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     stopped = threading.Event()
+    listeners = systemd.take_listeners()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     with contextlib.ExitStack() as closing:
@@ -63,12 +65,16 @@ def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> No
         server.start()
         closing.callback(server.stop, GRACE_S)
         if settings.shim_socket is not None:
-            shims = ShimEndpoint(settings.shim_socket, _answer_shims(node))
+            shims = ShimEndpoint(
+                settings.shim_socket, _answer_shims(node), inherited=listeners.get("shim")
+            )
             shims.start()
             closing.callback(shims.stop, GRACE_S)
         log.info("serving socket=%s", settings.socket)
         ready()
+        systemd.notify("READY=1")
         stopped.wait()
+        systemd.notify("STOPPING=1")
         log.info("stopping: running calls have %.0f s to end", GRACE_S)
 
 
