@@ -51,6 +51,8 @@ class CniError(Exception):
         self.plugin_index: int | None = None
         self.residue: str | None = None
         self.cni_version: str | None = None
+        # Set on internal errors: where the log has the traceback.
+        self.log_id: str | None = None
         self.wire_code: int = type(self).code
 
     def __init_subclass__(cls, *, code: int | None = None) -> None:

@@ -108,5 +108,5 @@ def _fail(exc: Exception, method: str, context: grpc.ServicerContext) -> None:
         f"internal error in {method}, log id {log_id}",
         hint="the service's log has the traceback under that id",
     )
-    error.log_id = log_id  # type: ignore[attr-defined]
+    error.log_id = log_id
     wire.abort(context, error)
