@@ -96,6 +96,8 @@ def _run(command: str) -> str:
 
 def _prepare_host() -> None:
     """An empty /run and /var/lib/cni, a host that routes, and an outside world."""
+    from pycni.kernel.sysctl import Sysctl
+
     for directory in ("/run", "/var/lib/cni"):
         Path(directory).mkdir(parents=True, exist_ok=True)
         _run(f"mount -t tmpfs -o mode=755 tmpfs {directory}")
@@ -114,8 +116,7 @@ def _prepare_host() -> None:
     ):
         _run(line)
     # Of a node that routes; the plugins set them too and, as everywhere, leave them on.
-    for name in ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"):
-        Path("/proc/sys", name).write_text("1\n")
+    Sysctl().write_all({"net/ipv4/ip_forward": 1, "net/ipv6/conf/all/forwarding": 1})
 
 
 class Demonstration:

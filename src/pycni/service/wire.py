@@ -65,7 +65,7 @@ def error_message(error: CniError) -> error_pb2.CniError:
         plugin_type=error.plugin_type or "",
         residue=error_pb2.Residue.Value(f"RESIDUE_{error.residue or 'UNKNOWN'}"),
         json=encode_error(error, error.cni_version or ""),
-        log_id=getattr(error, "log_id", ""),
+        log_id=error.log_id or "",
         causes=[error_message(cause) for cause in getattr(error, "errors", ())],
     )
     if error.plugin_index is not None:
