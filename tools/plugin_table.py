@@ -5,7 +5,8 @@
     tools/plugin_table.py            write
     tools/plugin_table.py --check    exit 1 if the table differs
 
-Each row is a plugin's CNI type, its source file and the first line of its module docstring.
+Each row is a plugin's CNI type, what the first sentence of its module docstring says of it (after
+the colon), and its source file.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ def row(plugin_type: str, target: str) -> str:
     """One line of the table."""
     path = "src/" + target.partition(":")[0].replace(".", "/") + ".py"
     docstring = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
-    summary = docstring.partition("\n")[0].rstrip(".")
+    name, _, summary = docstring.partition("\n")[0].partition(": ")
+    if plugin_type not in name:
+        raise SystemExit(f"{path}: the docstring does not begin with {plugin_type!r} and a colon")
+    summary = summary.partition(". ")[0].rstrip(".")
     return f"| `{plugin_type}` | {summary} | [{Path(path).name}]({path}) |\n"
 
 
