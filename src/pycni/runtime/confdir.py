@@ -186,7 +186,8 @@ def _names(directory: str, *, directories: bool = False) -> list[str]:
 
 def _ending(name: str) -> str:
     """The part of a file name from its last dot on; unlike splitext's, ".conf" has one."""
-    return "." + name.rpartition(".")[2]
+    _, dot, ending = name.rpartition(".")
+    return dot + ending if dot else ""
 
 
 def _read(path: str) -> bytes:

@@ -205,7 +205,7 @@ def _encode_entry(entry: CachedAttachment) -> bytes:
 
 
 def _read_entry(path: str) -> CachedAttachment | bytes | None:
-    """The entry in a file, or a legacy file's result; with a warning None where there is neither."""
+    """The entry in a file, or a legacy file's result; None, with a warning, if it has neither."""
     try:
         return _decode_entry(_read(path))
     except FileNotFoundError:
