@@ -58,7 +58,10 @@ class Routes:
     def list(
         self, table: int | None = None, family: int | None = None, index: int | None = None
     ) -> list[Route]:
-        """The routes of all tables, or of one; of a family (4 or 6); through one link."""
+        """The routes of all tables, or of one; of a family (4 or 6); through one link.
+
+        LinkNotFound when there is no such link.
+        """
         routes: list[Route] = []
         for version in (4, 6) if family is None else (family,):
             body = wire.dump(version, table=table, index=index)

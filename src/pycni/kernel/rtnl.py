@@ -27,6 +27,7 @@ from pycni.kernel import nlwire
 from pycni.kernel.addresses import Addresses
 from pycni.kernel.bridge_vlans import BridgeVlans
 from pycni.kernel.links import Links
+from pycni.kernel.monitor import Monitor
 from pycni.kernel.neighbours import Neighbours
 from pycni.kernel.netns import Netns
 from pycni.kernel.nlsocket import NO_FAILURES, Failures, Mutation, NetlinkSocket, Target
@@ -34,7 +35,9 @@ from pycni.kernel.routes import Routes
 from pycni.kernel.rules import Rules
 from pycni.kernel.shaping import Filters, Qdiscs
 
-RTM_NEWNSID, RTM_GETNSID = 88, 90
+__all__ = ["Monitor", "Rtnl"]
+
+RTM_GETNSID = 90
 NETNSA_NSID, NETNSA_FD = 1, 3
 _RTGEN = Struct("=B3x")
 

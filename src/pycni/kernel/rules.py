@@ -23,7 +23,10 @@ class Rules:
         self._rtnl = rtnl
 
     def add(self, rule: Rule) -> None:
-        """Add a rule; AlreadyExists."""
+        """Add a rule; AlreadyExists when an equal one has that priority.
+
+        Without a priority every call adds one more: the kernel gives each a priority of its own.
+        """
         flags = NLM_F_CREATE | NLM_F_EXCL
         self._rtnl.mutate(
             Mutation(

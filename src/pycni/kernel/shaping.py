@@ -108,6 +108,6 @@ class Filters:
 
     def list(self, index: int, *, ingress: bool = True) -> list[Filter]:
         """The filters on what arrives at a link, or on its root qdisc."""
-        body = wire.dump_filters(index, wire.INGRESS_HANDLE if ingress else wire.TC_H_ROOT)
+        body = wire.dump_filters(index, wire.INGRESS_HANDLE if ingress else 0)
         payloads = self._rtnl.dump(wire.RTM_GETTFILTER, body, "list filters of", index)
         return [wire.parse_filter(payload) for payload in payloads]

@@ -197,3 +197,21 @@ class BridgeVlan(Struct, frozen=True, kw_only=True):
     vid_end: int
     pvid: bool = False
     untagged: bool = False
+
+
+Subject = Link | Address | Route | Rule | Neighbour
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """A change the kernel told of; `subject` as it is now, or as it was when `removed`.
+
+    Without a subject some events were lost: read the tables again.
+    """
+
+    subject: Subject | None
+    removed: bool = False
+
+    @property
+    def lost(self) -> bool:
+        """Did the queue overflow before this event?"""
+        return self.subject is None

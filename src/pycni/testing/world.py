@@ -56,6 +56,7 @@ _COMMANDS: Mapping[str, tuple[str, ...]] = {
 }
 
 _RANDOM_NAME = re.compile(r"\bveth[0-9a-f]{8}\b")
+_COUNTERS = re.compile(r" \[\d+:\d+\]")
 _EUI64 = re.compile(r"^fe80::.*ff:fe")
 _PASSING_FLAGS = {"NO-CARRIER", "LOWER_UP", "RUNNING", "DORMANT"}
 _PASSING_INFO = re.compile(
@@ -213,7 +214,8 @@ def _legacy_iptables() -> Iterator[str]:
     """Rules of the old iptables, which nft does not show; only where a table exists already."""
     for family, tool in (("ip", "iptables-legacy-save"), ("ip6", "ip6tables-legacy-save")):
         try:
-            with open(f"/proc/net/{family}_tables_names", encoding="ascii") as names:
+            # /proc/net would be the main thread's.
+            with open(f"/proc/thread-self/net/{family}_tables_names", encoding="ascii") as names:
                 tables = names.read().split()
         except OSError:
             continue
@@ -221,7 +223,7 @@ def _legacy_iptables() -> Iterator[str]:
             continue
         saved = subprocess.run((tool,), capture_output=True, text=True, check=True).stdout
         yield from (
-            f"{family} {re.sub(r' ?[[][0-9]+:[0-9]+]', '', line)}"
+            f"{family} {_COUNTERS.sub('', line)}"
             for line in saved.splitlines()
             if line.startswith(("*", ":", "-"))
         )
@@ -243,8 +245,9 @@ def _files(directory: str) -> Iterator[str]:
         yield f"{parent}/"
         for name in names:
             path = os.path.join(parent, name)
-            with open(path, encoding="utf-8", errors="backslashreplace") as file:
-                yield f"{path} {file.read(_FIRST_CONTENT)!r}"
+            with open(path, "rb") as file:
+                content = file.read(_FIRST_CONTENT)
+            yield f"{path} {content.decode(errors='backslashreplace')!r}"
 
 
 def _text(fact: Any) -> str:
