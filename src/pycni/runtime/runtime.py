@@ -348,7 +348,7 @@ class Runtime:
             steps.append(
                 Step(
                     verb=verb,
-                    plugin_type=plugin.type,
+                    plugin_type=str(plugin.type),
                     plugin_index=index,
                     executor=executor,
                     duration_s=time.monotonic() - started,
@@ -446,7 +446,7 @@ def _placed(verb: Verb | None, index: int, plugin: PluginConfig) -> Iterator[Non
     except CniError as error:
         if error.plugin_index is None:
             error.plugin_index = index
-            error.plugin_type = plugin.type
+            error.plugin_type = str(plugin.type)
             error.verb = verb
         raise
 

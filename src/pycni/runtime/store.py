@@ -23,6 +23,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from pycni.errors import IOFailure
+from pycni.model import jsonio
 from pycni.runtime.attachments import Attachment, AttachmentKey, State, StoredError
 from pycni.runtime.errors import EtagMismatch, NodeBusy, StoreUnusable
 
@@ -268,14 +269,14 @@ class SqliteStore:
             capability_args=a.capability_args,
             labels=a.labels,
         )
-        error = None if a.error is None else msgspec.json.encode(a.error)
+        error = None if a.error is None else jsonio.encode(a.error)
         with self._lock, self._translated():
             self._db.execute(
                 f"INSERT OR REPLACE INTO attachments ({ATTACHMENT_COLUMNS})"
                 " VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
                 (
                     *(a.network, a.container_id, a.ifname, a.state.value, a.netns, a.config),
-                    *(msgspec.json.encode(params), a.result, error),
+                    *(jsonio.encode(params), a.result, error),
                     *(a.boot_id, a.created, a.updated),
                 ),
             )
