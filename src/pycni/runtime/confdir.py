@@ -12,12 +12,14 @@ which `find` and `list` answer from, lets no broken file hide a good one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
 import threading
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -58,7 +60,7 @@ class ConfDir:
     def __init__(self, path: str = DEFAULT_DIR) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._seen: tuple[object, ...] | None = None
+        self._marks: dict[str, _Mark | None] = {}
         self._loaded = Loaded()
 
     def find(self, name: str) -> NetworkConfigList | None:
@@ -96,13 +98,16 @@ class ConfDir:
     def load(self) -> Loaded:
         """Everything the directory holds, good and bad; raise IOFailure if it cannot be listed."""
         with self._lock:
-            seen, newest = self._survey()
-            if seen != self._seen:
-                self._loaded = self._load()
-                for fault in self._loaded.faults:
-                    log.warning("ignored %s: %s", fault.path, fault.error)
-            racy = time.time_ns() - newest < RACY_NS
-            self._seen = None if racy else seen
+            if self._marks and all(_mark(path) == mark for path, mark in self._marks.items()):
+                return self._loaded
+            # Marked before they are read: what changes meanwhile is seen by the next call.
+            marks = {path: _mark(path) for path in self._watched()}
+            self._loaded = self._load()
+            for fault in self._loaded.faults:
+                log.warning("ignored %s: %s", fault.path, fault.error)
+            settled = time.time_ns() - RACY_NS
+            times = (max(mark.mtime_ns, mark.ctime_ns) for mark in marks.values() if mark)
+            self._marks = marks if max(times, default=0) <= settled else {}
             return self._loaded
 
     def _load(self) -> Loaded:
@@ -128,27 +133,33 @@ class ConfDir:
                 if _ending(name) in endings:
                     yield os.path.join(self.path, name)
 
-    def _survey(self) -> tuple[tuple[object, ...], int]:
-        """Tell all files from those of another time, and when the newest of them changed."""
-        marks: list[tuple[object, ...]] = []
-        newest = 0
-        for path in (*self._candidates(), *self._dropin_candidates()):
-            try:
-                state = os.stat(path)
-            except OSError:
-                marks.append((path,))
-                continue
-            marks.append((path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
-            newest = max(newest, state.st_mtime_ns, state.st_ctime_ns)
-        return tuple(marks), newest
-
-    def _dropin_candidates(self) -> Iterator[str]:
+    def _watched(self) -> Iterator[str]:
+        """Everything whose change may change what is loaded: files, and the directories of them."""
+        yield self.path
+        yield from self._candidates()
         for name in _names(self.path, directories=True):
+            directory = os.path.join(self.path, name)
+            yield directory
             # One that cannot be listed is reported with the network it belongs to, if any.
-            try:
-                yield from _dropins(os.path.join(self.path, name))
-            except IOFailure:
-                yield os.path.join(self.path, name)
+            with contextlib.suppress(IOFailure):
+                yield from _dropins(directory)
+
+
+class _Mark(NamedTuple):
+    """What tells a file from another one at its place, or from itself at another time."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+def _mark(path: str) -> _Mark | None:
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    return _Mark(state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
 
 def read_network(path: str) -> NetworkConfigList:
