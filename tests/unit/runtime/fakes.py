@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from pycni.kernel.side import Side
+from pycni.model import request
 from pycni.model.addresses import parse_cidr
 from pycni.model.config import NetworkConfigList
+from pycni.model.names import ContainerId, IfName
 from pycni.model.request import Verb
 from pycni.model.result import Interface, IPConfig, Result
 from pycni.plugins.sdk import Call, Config, Plugin
-from pycni.runtime.attachments import AttachmentParams
+from pycni.runtime.attachments import AttachmentKey, AttachmentParams, State
 from pycni.runtime.executors import Exec, Executors, InProcess
 from pycni.runtime.node import Node
 from pycni.runtime.outcomes import Limits
@@ -147,6 +149,24 @@ class Gate:
         self._open.set()
 
 
-def members(document: bytes | Mapping[str, Any]) -> Json:
-    """A JSON object as a dict."""
-    return dict(json.loads(document)) if isinstance(document, bytes) else dict(document)
+KEY = AttachmentKey("net", "c1", "eth0")
+
+
+def state(node: Node, key: AttachmentKey = KEY) -> State | None:
+    """Where an attachment stands."""
+    found = node.store.get_attachment(key)
+    return None if found is None else found.state
+
+
+def valid(*container_ids: str) -> frozenset[request.Attachment]:
+    """Valid attachments."""
+    return frozenset(
+        request.Attachment(ContainerId(name), IfName("eth0")) for name in container_ids
+    )
+
+
+def start(work: Callable[..., object], *arguments: Any, **more: Any) -> threading.Thread:
+    """Run `work` beside us."""
+    thread = threading.Thread(target=work, args=arguments, kwargs=more)
+    thread.start()
+    return thread

@@ -26,12 +26,6 @@ from tests.unit.runtime.fakes import Lab, network, params
 RESULT = b'{"cniVersion": "1.1.0", "interfaces": [{"name": "x"}]}'
 
 
-@pytest.fixture
-def lab() -> Lab:
-    """Fake plugins a, b and c."""
-    return Lab()
-
-
 def test_add_runs_the_chain_in_order(lab: Lab) -> None:
     """R14: forward; R15: each gets its predecessor's result, the first none."""
     outcome = lab.runtime.add(network("a", "b", "c"), params())
