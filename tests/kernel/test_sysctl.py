@@ -115,6 +115,18 @@ def test_a_side_bundles_a_namespace(make_netns: MakeNetns) -> None:
         assert rtnl is not side.rtnl
 
 
+def test_a_side_may_own_its_namespace(make_netns: MakeNetns) -> None:
+    """Opened by path or from somebody's descriptor, which stays theirs; closed with the Side."""
+    namespace = make_netns()
+    for side in (Side.open(namespace.path), Side.open("the pod", fd=namespace.fd)):
+        with side:
+            assert side.netns is not None
+            assert side.netns.same_as(namespace)
+            handle = side.netns
+        assert handle.fd < 0
+    assert namespace.fd >= 0
+
+
 def test_a_side_without_a_namespace_is_the_process() -> None:
     """Nothing is entered."""
     with Side() as side:

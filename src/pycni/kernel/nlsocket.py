@@ -10,6 +10,7 @@ from __future__ import annotations
 
 # Not `socket`: importing that costs 9 ms, which an executable pays on every call.
 import _socket
+import contextlib
 import errno
 import struct
 import threading
@@ -79,9 +80,11 @@ class NetlinkSocket:
         self._seq = 0
         self._dirty = False
         self._socket = open_socket(namespace, protocol)
-        # CAP_ACK: do not echo the request. STRICT_CHK: honour the filters of a dump.
+        # CAP_ACK: do not echo the request. STRICT_CHK: honour the filters of a dump. Kernels too
+        # old for one of them only say less and send more.
         for option in (NETLINK_CAP_ACK, NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK):
-            self._socket.setsockopt(SOL_NETLINK, option, 1)
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(SOL_NETLINK, option, 1)
         self._socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVBUF, _RECEIVE_QUEUE)
         self._socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _ANSWER_TIMEOUT)
 

@@ -28,7 +28,7 @@ from msgspec import Struct
 from pycni.kernel import netns
 from pycni.kernel.netns import Netns
 
-# Below /proc/sys; read per interface where there is a star.
+# Below /proc/sys; the star stands for every interface.
 WATCHED_SYSCTLS = (
     "net/ipv4/ip_forward",
     "net/ipv4/conf/*/arp_notify",
@@ -230,14 +230,22 @@ def _legacy_iptables() -> Iterator[str]:
 
 
 def _sysctls(patterns: Iterable[str]) -> Iterator[str]:
+    """Values; of an interface only those that are not the default for a new one."""
     for pattern in patterns:
+        default = _parameter(f"/proc/sys/{pattern.replace('*', 'default')}")
         for path in glob.glob(f"/proc/sys/{pattern}"):
-            try:
-                with open(path, encoding="utf-8") as parameter:
-                    value = parameter.read().strip()
-            except OSError:
-                continue  # the interface went away
-            yield f"{path.removeprefix('/proc/sys/')} = {value}"
+            value = _parameter(path)
+            ordinary = "*" in pattern and not re.search("/conf/(all|default)/", path)
+            if value is not None and not (ordinary and value == default):
+                yield f"{path.removeprefix('/proc/sys/')} = {value}"
+
+
+def _parameter(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8") as parameter:
+            return parameter.read().strip()
+    except OSError:
+        return None  # the interface went away
 
 
 def _files(directory: str) -> Iterator[str]:
