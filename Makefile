@@ -21,7 +21,8 @@ demo: ## Show the service at work, in namespaces of its own (root)
 
 test: ## Run every test; ARGS="..." goes to pytest (root)
 	@tools/bootstrap.sh test
-	@$(ISOLATED) $(PYTHON_BIN)/python -m pytest -m "" --fail-on-skip $(ARGS)
+	@$(ISOLATED) $(PYTHON_BIN)/python -m pytest -m "" --fail-on-skip $(or $(ARGS),--cov --cov-report=)
+	@$(if $(ARGS),,tools/coverage_gate.sh)
 
 check: ## Format, lint, types, layers and the tests that need no root
 	@tools/bootstrap.sh check
