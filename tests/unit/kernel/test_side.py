@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -14,5 +15,9 @@ def test_naming_a_side_imports_nothing_of_the_kernel() -> None:
         "print([m for m in sys.modules if m in ('socket', '_socket', 'ctypes', 'msgspec')"
         " or m.startswith('pycni.kernel.')])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    # Without `site`, whose .pth files (of coverage, for one) import what they like.
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], capture_output=True, check=True, env=environ
+    )
     assert b"['pycni.kernel.side']\n" == done.stdout
