@@ -172,3 +172,15 @@ def test_the_directory_becomes_a_shared_mount(tmp_path: os.PathLike[str]) -> Non
     assert [True] == [any(field.startswith("shared:") for field in entry) for entry in entries]
     netns.remove_named(path)
     run_in(None, "umount", directory)
+
+
+def test_run_inside_run_stays_on_the_thread(make_netns: MakeNetns) -> None:
+    """Work for one namespace can be put together; for another one it still takes a thread."""
+    namespace, other = make_netns(), make_netns()
+    current = threading.current_thread
+    outer, inner, elsewhere = namespace.run(
+        lambda: (current(), namespace.run(current), other.run(lambda: (current(), own())))
+    )
+    assert outer is inner
+    assert outer is not elsewhere[0]
+    assert f"net:[{other.identity[1]}]" == elsewhere[1]

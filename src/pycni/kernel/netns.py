@@ -42,6 +42,8 @@ MS_BIND, MS_REC, MS_SHARED = 0x1000, 0x4000, 0x100000
 MNT_DETACH = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
+# Which namespace `Netns.run` moved a thread into.
+_thread = threading.local()
 
 
 class Netns:
@@ -98,10 +100,16 @@ class Netns:
         return self.identity == other.identity
 
     def run(self, fn: Callable[[], T]) -> T:
-        """Call `fn` on a throw-away thread inside the namespace; its result, or its exception."""
+        """Call `fn` on a throw-away thread inside the namespace; its result, or its exception.
+
+        On a thread that is inside already it is a plain call, so that work can be put together.
+        """
+        if getattr(_thread, "inside", None) is self:
+            return fn()
 
         def enter() -> None:
             setns(self)
+            _thread.inside = self
 
         return _on_own_thread(enter, fn)
 
