@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pycni import plugins
 from pycni.errors import CniError
-from pycni.kernel.netns import Netns
+from pycni.kernel.netns import Netns, remove_named
 from pycni.kernel.side import Side
 from pycni.kernel.sysctl import Sysctl
 from pycni.model.deadline import Deadline
@@ -157,6 +158,14 @@ class Node:
             if not _fresh_container_world:
                 _fresh_container_world.append(snapshot(namespace))
         return self._containers[container_id]
+
+    def forget_container(self, container_id: str) -> None:
+        """Have the container's namespace die, and wait until its links are gone from the host."""
+        namespace = self._containers.pop(container_id)
+        remove_named(namespace.path)
+        namespace.close()
+        while "link-netns" in self.host("ip", "-o", "link", "show", "type", "veth"):
+            time.sleep(0.001)
 
     def host(self, *command: str, check: bool = True) -> str:
         """Run a command on the host."""

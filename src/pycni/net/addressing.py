@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 
 from pycni.errors import CniError, KernelError, Unsupported, doing
 from pycni.kernel.addresses import Addresses
-from pycni.kernel.links import Links
 from pycni.kernel.routes import Routes
 from pycni.kernel.side import Side
 from pycni.kernel.sysctl import Sysctl
@@ -42,30 +41,14 @@ def configure(
     deadline: Deadline,
     detect_duplicates: bool = False,
 ) -> None:
-    """Bring the interface up with the addresses and routes the result has for it.
-
-    Without `detect_duplicates` an IPv6 address can be used at once; with it, wait until the
-    network has had a second to object (RFC 4862).
-    """
-    addresses = addresses_of(result, ifname)
-    routes = _routes(result, index)
-    ipv6 = any(address.version == 6 for address in addresses)
-    with doing(f"configure {ifname}"):
-        prepare(container, ifname, ipv6=ipv6, detect_duplicates=detect_duplicates)
-        with container.batch():
-            for address in addresses:
-                nodad = address.version == 6 and not detect_duplicates
-                container.addresses.add(index, address, nodad=nodad)
-            # After the addresses: coming up announces them (arp_notify).
-            container.links.set(index, up=True)
-            for route in routes:
-                # append: ECMP routes to one destination stand beside each other.
-                container.routes.add(route, append=True)
-        if ipv6 and detect_duplicates:
-            wait_until_usable(container, index, deadline)
+    """Bring the interface up with the addresses and routes the result has for it."""
+    prepare(container, ifname, result, detect_duplicates=detect_duplicates)
+    assign(container, index, ifname, result, deadline=deadline, detect_duplicates=detect_duplicates)
 
 
-def prepare(container: Side, ifname: str, *, ipv6: bool, detect_duplicates: bool) -> None:
+def prepare(
+    container: Side, ifname: str, result: Result, *, detect_duplicates: bool = False
+) -> None:
     """Set the interface's parameters, each as far as the kernel has it and lets us.
 
     None is worth failing for: where one matters, adding the address fails and says so. A kernel
@@ -74,23 +57,58 @@ def prepare(container: Side, ifname: str, *, ipv6: bool, detect_duplicates: bool
     own = f"net/ipv6/conf/{ifname}"
     settings = {
         f"net/ipv4/conf/{ifname}/arp_notify": "1",
-        f"{own}/ndisc_notify": "1",
         f"{own}/accept_dad": "1" if detect_duplicates else "0",
     }
     if detect_duplicates:
         settings[f"{own}/enhanced_dad"] = "1"
-    if ipv6:
+    if any(address.version == 6 for address in addresses_of(result, ifname)):
+        settings[f"{own}/ndisc_notify"] = "1"
         settings["net/ipv6/conf/lo/disable_ipv6"] = "0"
         settings[f"{own}/disable_ipv6"] = "0"
         settings[f"{own}/keep_addr_on_down"] = "1"
 
     def write() -> None:
-        here = Sysctl()
         for key, value in settings.items():
             with contextlib.suppress(KernelError):
-                here.write(key, value)
+                container.sysctl.write(key, value)
+        container.rtnl  # noqa: B018 - opened while a thread is inside anyway
 
     container.run(write)
+
+
+def assign(
+    container: Side,
+    index: int,
+    ifname: str,
+    result: Result,
+    *,
+    deadline: Deadline,
+    detect_duplicates: bool = False,
+    announce: Mac | None = None,
+) -> None:
+    """Give the interface the addresses and routes the result has for it, and have it up.
+
+    Without `detect_duplicates` an IPv6 address can be used at once; with it, wait until the
+    network has had a second to object (RFC 4862).
+
+    The kernel announces the addresses when the interface comes up (`prepare`). If it was up
+    before, give `announce`, its MAC: setting that, even to what it is, has them announced too
+    (NETDEV_CHANGEADDR), so that a reused address works at once and not when ARP caches expire.
+    """
+    addresses = addresses_of(result, ifname)
+    with doing(f"configure {ifname}"):
+        with container.batch():
+            for address in addresses:
+                nodad = address.version == 6 and not detect_duplicates
+                container.addresses.add(index, address, nodad=nodad)
+            container.links.set(index, up=True)
+            for route in _routes(result, index):
+                # append: ECMP routes to one destination stand beside each other.
+                container.routes.add(route, append=True)
+            if announce is not None:
+                container.links.set(index, mac=announce)
+        if detect_duplicates and any(address.version == 6 for address in addresses):
+            wait_until_usable(container, index, deadline)
 
 
 def wait_until_usable(container: Side, index: int, deadline: Deadline) -> None:
@@ -111,16 +129,6 @@ def wait_until_usable(container: Side, index: int, deadline: Deadline) -> None:
         deadline.sleep(pause)
         left -= pause
         pause = min(2 * pause, LONGEST_PAUSE_S)
-
-
-def announce(links: Links, index: int, mac: Mac) -> None:
-    """Tell the neighbours that the interface's addresses now have this MAC.
-
-    The announcement the kernel sends when a container's interface comes up is lost: the bridge
-    port forwards only a moment later. Setting the MAC, even to what it is, sends it again
-    (NETDEV_CHANGEADDR), so that a reused address works at once and not when ARP caches expire.
-    """
-    links.set(index, mac=mac)
 
 
 def enable_forwarding(sysctl: Sysctl, families: Iterable[int]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Iterable, Sequence
 
 from pycni.errors import (
     AlreadyExists,
@@ -54,16 +55,38 @@ def ensure(host: Side, name: str, *, mtu: int = 0, promisc: bool = False, undo: 
     return bridge
 
 
-def ensure_gateway(
-    host: Side, bridge: Link, gateway: IPInterface, *, own_port: int, force: bool, undo: Undo
+def ensure_gateways(
+    host: Side,
+    bridge: Link,
+    gateways: Iterable[IPInterface],
+    *,
+    own_port: int,
+    force: bool,
+    undo: Undo,
 ) -> None:
-    """Give the bridge the gateway's address; one IPv4 address, and IPv6 ones of disjoint subnets.
+    """Give the bridge the gateways' addresses; one of IPv4, and of IPv6 for disjoint subnets.
 
     An address in the way is an error, or with `force` replaced.
     """
-    present = [a.address for a in host.addresses.list(index=bridge.index, family=gateway.version)]
-    if gateway in present:
-        return
+    present = [held.address for held in host.addresses.list(index=bridge.index)]
+    for gateway in gateways:
+        if gateway not in present:
+            replaced = _ensure_gateway(
+                host, bridge, gateway, present, own_port=own_port, force=force, undo=undo
+            )
+            present = [gateway, *(other for other in present if other not in replaced)]
+
+
+def _ensure_gateway(
+    host: Side,
+    bridge: Link,
+    gateway: IPInterface,
+    present: Sequence[IPInterface],
+    *,
+    own_port: int,
+    force: bool,
+    undo: Undo,
+) -> list[IPInterface]:
     rivals = [other for other in present if _in_the_way(other, gateway)]
     if rivals and not force:
         raise CniError(
@@ -81,6 +104,7 @@ def ensure_gateway(
         # The kernel gives a bridge the lowest MAC of its ports, unless one was set: containers
         # would lose their gateway's whenever a port comes or goes (net/bridge/br_stp_if.c).
         host.links.set(bridge.index, mac=bridge.mac)
+    return rivals
 
 
 def remove_gateway(host: Side, bridge: Link, gateway: IPInterface, *, own_port: int) -> None:
@@ -173,6 +197,8 @@ def _add_address(host: Side, bridge: Link, address: IPInterface) -> None:
 
 
 def _in_the_way(other: IPInterface, gateway: IPInterface) -> bool:
+    if other.version != gateway.version:
+        return False
     return gateway.version == 4 or gateway.network.overlaps(other.network)
 
 

@@ -114,14 +114,17 @@ class Bridge(Plugin[BridgeConfig], type="bridge", config=BridgeConfig):
                 # Released also when its ADD failed half-way (SPEC section 4, D5).
                 undo.push(call.ipam.delete)
                 result = with_addresses(result, call.ipam.add(), config)
-                configure_container(call, pair, result)
-                serve_gateways(call, bridge, pair, result, undo)
-                hide_addresses(call, result, undo)
-            elif not config.disableContainerInterface:
+                addressing.prepare(
+                    container, call.ifname, result, detect_duplicates=config.enabledad
+                )
+            if not config.disableContainerInterface:
                 container.links.set(pair.container_index, up=True)
+            serve_gateways(call, bridge, pair, result, undo)
+            hide_addresses(call, result, undo)
             if not config.disableContainerInterface:
                 bridges.wait_for_port(call.host.links, pair.host, bridge, call.deadline)
-                addressing.announce(container.links, pair.container_index, pair.container_mac)
+            if result.ips:
+                assign_addresses(call, pair, result)
             undo.commit()
         return result
 
@@ -261,33 +264,20 @@ def first_address(address: IPInterface) -> IPAddress:
     return address.network.network_address + 1
 
 
-def configure_container(call: Call[BridgeConfig], pair: Pair, result: Result) -> None:
-    """Give the container's interface its addresses and routes, and bring it up."""
-    addressing.configure(
-        call.container,
-        pair.container_index,
-        call.ifname,
-        result,
-        deadline=call.deadline,
-        detect_duplicates=call.config.enabledad,
-    )
-
-
 def serve_gateways(
     call: Call[BridgeConfig], bridge: Link, pair: Pair, result: Result, undo: Undo
 ) -> None:
     """Make the host the containers' gateway, where the configuration wants it."""
-    if not call.config.is_gateway:
+    if not (call.config.is_gateway and result.ips):
         return
-    for gateway in gateways(result):
-        bridges.ensure_gateway(
-            call.host,
-            bridge,
-            gateway,
-            own_port=pair.host.index,
-            force=call.config.forceAddress,
-            undo=undo,
-        )
+    bridges.ensure_gateways(
+        call.host,
+        bridge,
+        gateways(result),
+        own_port=pair.host.index,
+        force=call.config.forceAddress,
+        undo=undo,
+    )
     addressing.enable_forwarding(call.host.sysctl, {ip.address.version for ip in result.ips})
 
 
@@ -302,10 +292,26 @@ def gateways(result: Result) -> list[IPInterface]:
 
 def hide_addresses(call: Call[BridgeConfig], result: Result, undo: Undo) -> None:
     """Masquerade what the container sends beyond its networks, where the configuration wants it."""
-    if call.config.ipMasq:
+    if call.config.ipMasq and result.ips:
         addresses = [ip.address for ip in result.ips]
         undo.push(masquerade.remove, call.host.nft, call.owner, addresses)
         masquerade.ensure(call.host.nft, call.owner, addresses)
+
+
+def assign_addresses(call: Call[BridgeConfig], pair: Pair, result: Result) -> None:
+    """Give the container its addresses and routes, now that the bridge forwards for it.
+
+    What an interface announces, and whom it asks for duplicates, before that is lost.
+    """
+    addressing.assign(
+        call.container,
+        pair.container_index,
+        call.ifname,
+        result,
+        deadline=call.deadline,
+        detect_duplicates=call.config.enabledad,
+        announce=pair.container_mac,
+    )
 
 
 # -- DEL -------------------------------------------------------------------------------------------
@@ -372,7 +378,7 @@ def expect_bridge(call: Call[BridgeConfig]) -> Link:
 
 
 def expect_container_link(call: Call[BridgeConfig], made: Interface) -> Link:
-    """The container's end; its MTU and whether it is up are later plugins' and the user's."""
+    """The container's end; its MTU is a later plugin's business (tuning)."""
     link = call.container.links.find(call.ifname)
     if link is None:
         raise CniError(f"interface {call.ifname} is missing in {call.request.netns}")
@@ -380,6 +386,8 @@ def expect_container_link(call: Call[BridgeConfig], made: Interface) -> Link:
         raise CniError(f"interface {call.ifname} is not of type veth but {link.kind}")
     if made.mac and link.mac != made.mac.lower():
         raise CniError(f"interface {call.ifname} has MAC {link.mac}, not {made.mac}")
+    if not (link.up or call.config.disableContainerInterface):
+        raise CniError(f"interface {call.ifname} is down")
     return link
 
 
