@@ -525,7 +525,7 @@ def test_both_ways_of_reading_agree(value: Any) -> None:
             found = jsonio.decode(document, kind)
         except CniError as error:
             # msgspec has other words for numbers beyond 64 bits in its two ways of reading.
-            outcomes.append((type(error), error.msg.partition(": ")[0]))
+            outcomes.append((type(error), error.msg.rpartition(": ")[0]))
         else:
             outcomes.append((found.mtu, found.ipam, found.mac, found.byName))
     assert outcomes[0] == outcomes[1]
