@@ -41,7 +41,8 @@ def test_the_service_is_activated_by_its_socket(tmp_path: Path) -> None:
         # As systemd does it: the socket becomes descriptor 3, LISTEN_PID the service's own.
         options = [f"--state-dir={tmp_path}/state", f"--shim-socket={shim}", "--conf-dir="]
         script = 'exec 3<&"$0"; LISTEN_PID=$$ exec "$@"'
-        serve = [sys.executable, "-m", "pycni.cli.main", "--socket", tmp_path / "cni.sock", "serve"]
+        socket_option = f"--socket={tmp_path}/cni.sock"
+        serve = [sys.executable, "-m", "pycni.cli.main", socket_option, "serve"]
         environ = {
             "LISTEN_FDS": "1",
             "LISTEN_FDNAMES": "shim",
