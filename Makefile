@@ -10,10 +10,10 @@ COMPILE := $(UV) pip compile pyproject.toml --group build --universal --python-v
 	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench proto lock clean
+.PHONY: help demo test test-wine check format bench proto lock clean
 
 help: ## Say what there is
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
 demo: ## Show the service at work, in namespaces of its own (root)
 	@tools/bootstrap.sh demo
@@ -23,6 +23,9 @@ test: ## Run every test; ARGS="..." goes to pytest (root)
 	@tools/bootstrap.sh test
 	@$(ISOLATED) $(PYTHON_BIN)/python -m pytest -m "" --fail-on-skip $(or $(ARGS),--cov --cov-report=)
 	@$(if $(ARGS),,tools/coverage_gate.sh)
+
+test-wine: ## Run the Windows tests with a Windows Python under wine; ARGS="..." goes to pytest
+	@tools/test-wine.sh $(ARGS)
 
 check: ## Format, lint, types, layers and the tests that need no root
 	@tools/bootstrap.sh check

@@ -95,6 +95,11 @@ missing_for_test() {
     has_command conntrack || names conntrack conntrack-tools conntrack-tools
     has_command gcc || names gcc gcc gcc
     has_file /usr/include/stdio.h || names libc6-dev glibc-devel musl-dev
+    # The public header that tests/windows checks our prototypes against.
+    has_file /usr/share/mingw-w64/include/computenetwork.h \
+        /usr/x86_64-w64-mingw32/sys-root/mingw/include/computenetwork.h \
+        /usr/x86_64-w64-mingw32/include/computenetwork.h ||
+        names mingw-w64-common mingw64-headers mingw-w64-headers
 }
 
 # --- Python ---

@@ -148,7 +148,7 @@ class HnsTimeout(HnsTransient, code=11):
     """The service did not answer in time; what it does with the call is not known."""
 
     def __init__(self, op: str, timeout_s: float) -> None:
-        super().__init__(op, 0x800705B4, detail=f"no answer within {timeout_s:g} s")
+        super().__init__(op, 0x800705B4, detail=f"no answer within {timeout_s:.1f} s")
         self.hint = "the host networking service may hang; restarting the service 'hns' helps"
 
 
@@ -171,7 +171,7 @@ def win32_code(hresult: int) -> int:
 def describe(hresult: int, record: str = "") -> str:
     """What the code means: the system's text, our table's, else what the record says."""
     if sys.platform == "win32":
-        text = ctypes.FormatError(hresult).strip()
+        text = ctypes.FormatError(ctypes.c_int32(hresult).value).strip()
         if text and text != "<no description>":
             return text
     return TEXTS.get(hresult) or read_record(record).Error.strip() or f"error {hresult:#010x}"
