@@ -14,6 +14,7 @@ BUILTIN: dict[str, str] = {
     "loopback": "pycni.plugins.loopback:Loopback",
     "bridge": "pycni.plugins.bridge:Bridge",
     "host-local": "pycni.plugins.host_local:HostLocal",
+    "static": "pycni.plugins.static:Static",
     "tuning": "pycni.plugins.tuning:Tuning",
     "portmap": "pycni.plugins.portmap:Portmap",
     "win-bridge": "pycni.plugins.win_bridge:WinBridge",
