@@ -118,19 +118,22 @@ def parse_config(plugin: Plugin[Any], config: bytes) -> Config:
 
 def parse_prev_result(raw: jsonio.Buffer, config_version: str) -> Result:
     """The result of the chain so far, which must be of the configuration's version family."""
-    fields = fold(jsonio.decode_raw_object(raw, where="prevResult"))
-    version = text_field(fields, "cniVersion") or config_version
     family = next((f for f in FAMILIES if config_version in f), (config_version,))
-    if version not in family:
-        raise InvalidConfig(
-            f"prevResult: result type supports [{' '.join(family)}] "
-            f'but unmarshalled CNIVersion is "{version}"'
-        )
     try:
-        return Result.parse(raw, default_version=config_version, where="prevResult")
+        result = Result.parse(raw, default_version=config_version, where="prevResult")
     except DecodeFailure as exc:
         # Here the result is part of the configuration, and that is what is wrong.
         raise InvalidConfig(exc.msg) from exc
+    except IncompatibleVersion:
+        version = text_field(fold(jsonio.decode_raw_object(raw)), "cniVersion")
+    else:
+        version = result.cniVersion
+        if version in family:
+            return result
+    raise InvalidConfig(
+        f"prevResult: result type supports [{' '.join(family)}] "
+        f'but unmarshalled CNIVersion is "{version}"'
+    )
 
 
 def parse_valid_attachments(fields: Mapping[str, msgspec.Raw]) -> frozenset[Attachment] | None:
@@ -188,9 +191,10 @@ def fold(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
 def text_field(fields: Mapping[str, msgspec.Raw], key: str) -> str:
     """The text under `key` of folded fields; "" when absent or null."""
     raw = fields.get(key.lower())
-    if raw is None or bytes(raw) == NULL:
-        return ""
-    return jsonio.decode(raw, str, where=key)
+    value = None if raw is None else jsonio.loads(raw)
+    if isinstance(value, str):
+        return value
+    return "" if value is None else jsonio.convert(value, str, where=key)
 
 
 def _parse_prev_result(

@@ -26,7 +26,7 @@ from pycni.model.request import Attachment, Request, Verb
 from pycni.model.result import Result
 from pycni.model.version import GATES, at_least
 from pycni.runtime.attachments import AttachmentParams
-from pycni.runtime.dispatch import VALID_ATTACHMENTS
+from pycni.runtime.dispatch import VALID_ATTACHMENTS, guard_netns
 from pycni.runtime.errors import ChainFailed, PluginNotFound
 from pycni.runtime.executors import CLEANUP_TIMEOUT_S, ExecutorKind, Executors
 
@@ -261,6 +261,8 @@ class Runtime:
         """Raise every fault of an ADD that can be told before the kernel is touched."""
         with _leaving_nothing():
             params.check_names()
+            # Before the first plugin: other people's act before they look (plugins #714).
+            guard_netns(_request(Verb.ADD, b"", params, ()), self.executors.in_process.host)
             self.validate(network)
             given = params.capability_args
             for index, plugin in enumerate(network.plugins if given else ()):

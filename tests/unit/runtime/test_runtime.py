@@ -14,6 +14,7 @@ from pycni.errors import (
     IncompatibleVersion,
     InvalidConfig,
     InvalidEnvironment,
+    InvalidNetns,
     NotAvailable,
     TryAgain,
     UnknownContainer,
@@ -102,6 +103,15 @@ def test_bad_names_are_refused_before_any_plugin(
         lab.runtime.add(network("a"), params(**given))
     assert "NONE" == caught.value.residue
     assert [] == lab.log
+
+
+def test_the_hosts_own_namespace_is_refused_before_any_plugin(lab: Lab) -> None:
+    """P15: whoever runs the plugins; they may not look before they act."""
+    with pytest.raises(InvalidNetns) as caught:
+        lab.runtime.add(network("a"), params(netns="/proc/self/ns/net"))
+    assert "NONE" == caught.value.residue
+    assert [] == lab.log
+    lab.runtime.add(network("a"), params(netns="/proc/self/ns/net", netns_override=True))
 
 
 def test_an_unknown_plugin_is_refused_before_any_plugin(lab: Lab) -> None:
