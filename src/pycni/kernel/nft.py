@@ -69,6 +69,11 @@ class Nft:
                 self._socket = NfSocket(self._netns)
             return Maps(self._socket, family=family, table=table)
 
+    def probe(self) -> None:
+        """Raise unless nftables works here: the library is there and the kernel answers."""
+        _library()
+        self.maps("inet", "").generation()
+
     def close(self) -> None:
         """Free the context and its sockets; a later command opens them again."""
         with self._lock:
@@ -99,15 +104,6 @@ class Nft:
         output = library.nft_ctx_get_output_buffer(self._context)
         complaint = library.nft_ctx_get_error_buffer(self._context)
         return code, output.decode(errors="replace"), complaint.decode(errors="replace")
-
-
-def is_available() -> bool:
-    """Can libnftables be loaded on this machine?"""
-    try:
-        _library()
-    except Unsupported:
-        return False
-    return True
 
 
 @functools.cache

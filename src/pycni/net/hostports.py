@@ -9,9 +9,11 @@ Where the answer would not come back through the node, the connection is masquer
 
 * from the container's own subnet, itself included: it would answer directly, from an address the
   client never called;
-* from 127.0.0.1, which needs `net/ipv4/conf/<bridge>/route_localnet` = 1 (the plugin sets it).
-  There is no such switch for ::1: the kernel will not send a packet from ::1 out of any interface
-  but lo, so over IPv6 the node reaches mapped ports by any of its addresses except ::1.
+* from the node's own loopback addresses, which its kernel keeps off other interfaces unless
+  `open_loopback` tells it otherwise. Over IPv6 that needs a kernel that does not pass bridged
+  traffic to ip6tables (net/bridge/bridge-nf-call-ip6tables absent or 0): otherwise the answer is
+  translated to ::1 before it reaches the check that drops such packets coming in from outside.
+  There ::1 does not reach mapped ports; every other address of the node does.
 
 With conditions, the element names a chain of the owner instead, which holds the conditions; so
 those of one container never apply to another's connections.
@@ -21,14 +23,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_interface
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_interface
 from typing import TypedDict, Unpack
 
-from pycni.errors import CniError, InvalidConfig, KernelError
+from pycni.errors import AlreadyExists, CniError, InvalidConfig, KernelError, NotFound
 from pycni.kernel import nftmaps
 from pycni.kernel.conntrack import Conntrack
 from pycni.kernel.nft import Nft
 from pycni.kernel.nftmaps import Element, Protocol, Slot
+from pycni.kernel.side import Side
+from pycni.kernel.types import LOCAL_TABLE, Link, Route
 from pycni.model.addresses import IPAddress, IPInterface
 from pycni.model.request import PortMapping
 from pycni.net import ruleset
@@ -134,6 +138,30 @@ def gc(nft: Nft, network: str, valid: Iterable[Owner]) -> None:
     ruleset.gc(nft, network, valid, maps=_maps(nft))
 
 
+def open_loopback(host: Side, addresses: Iterable[IPInterface]) -> None:
+    """Let 127.0.0.1 and ::1 of the node reach ports mapped to these addresses.
+
+    Concerns the interface that leads there, and is gone with it. What comes in from outside with
+    such addresses is dropped as ever: over IPv6 by the kernel, over IPv4 by a chain of ours, for
+    the same switch takes the kernel's own check away (CVE-2020-8558).
+    """
+    for version, address in _first(addresses).items():
+        link = _find_link_to(host, address.ip)
+        if link is None:
+            continue
+        if version == 4:
+            ruleset.ensure_chain(host.nft, ruleset.LOOPBACK_GUARD)
+            key = f"net/ipv4/conf/{link.name}/route_localnet"
+            if host.sysctl.read(key) != "1":
+                host.sysctl.write(key, 1)
+        else:
+            # An answer is routed by the interface it came in on: ::1 must be an address of that.
+            loopback = IPv6Network((int(_LOOPBACK[6]), 128))
+            route = Route(dst=loopback, index=link.index, table=LOCAL_TABLE, type="local")
+            with contextlib.suppress(AlreadyExists):
+                host.routes.add(route, append=True)
+
+
 def forget_flows(conntrack: Conntrack, mappings: Iterable[PortMapping]) -> None:
     """Forget UDP flows to the mapped ports, which would keep the translation they began with."""
     for mapping in mappings:
@@ -161,9 +189,7 @@ class _Plan:
 
     def map_ports(self, mappings: Iterable[PortMapping], addresses: Iterable[IPInterface]) -> None:
         """Plan each mapping, and the masquerading of each address that has any."""
-        first: dict[int, IPInterface] = {}
-        for address in addresses:
-            first.setdefault(address.version, address)
+        first = _first(addresses)
         mapped: dict[IPInterface, None] = {}
         for mapping in mappings:
             for version, address in first.items():
@@ -244,6 +270,24 @@ class _Plan:
 
     def _hold(self, slot: Slot, *, value: bytes = b"", jump: str = "") -> None:
         self.elements[slot] = Element(slot=slot, value=value, jump=jump, comment=self.owner.tag)
+
+
+def _first(addresses: Iterable[IPInterface]) -> dict[int, IPInterface]:
+    """The first address of each family, as the Go plugin chooses."""
+    first: dict[int, IPInterface] = {}
+    for address in addresses:
+        first.setdefault(address.version, address)
+    return first
+
+
+def _find_link_to(host: Side, address: IPAddress) -> Link | None:
+    """The interface that leads to a container; None if there is no way from the node."""
+    try:
+        index = host.routes.get(address).index
+    except NotFound:
+        return None
+    link = host.links.find_index(index) if index is not None else None
+    return None if link is None or link.loopback else link
 
 
 def _protocol(mapping: PortMapping) -> Protocol:

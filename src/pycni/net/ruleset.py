@@ -182,6 +182,11 @@ def ensure(
     raise _always_changing()
 
 
+def ensure_chain(nft: Nft, chain: Chain) -> None:
+    """Make the table have a chain that no element needs."""
+    ensure(nft, "", Wanted(elements=(), chains=(chain,)))
+
+
 def remove(
     nft: Nft,
     tag: str,
@@ -229,7 +234,12 @@ def find_missing(nft: Nft, wanted: Wanted) -> tuple[list[Element], list[str]]:
     maps = table(nft)
     found = maps.find([element.slot for element in wanted.elements])
     elements = [goal for old, goal in zip(found, wanted.elements, strict=True) if old != goal]
-    return elements, [chain.name for chain in _broken(maps, (*SKELETON, *wanted.chains))]
+    chains = [
+        chain.name
+        for chain in (*SKELETON, *wanted.chains)
+        if maps.count_rules(chain.name) != len(chain.rules)
+    ]
+    return elements, chains
 
 
 def remove_table(nft: Nft) -> None:
@@ -293,6 +303,15 @@ def _skeleton() -> Iterator[Chain]:
 SKELETON = tuple(_skeleton())
 
 
+# In force on nodes where the kernel was told to route 127.0.0.0/8 (see `hostports`): packets from
+# outside must not carry such addresses, and none can that is an answer, before it is translated.
+LOOPBACK_GUARD = Chain(
+    name="loopback-guard",
+    hook="{ type filter hook prerouting priority -300; policy accept; }",
+    rules=('iif != "lo" ip daddr 127.0.0.0/8 drop', 'iif != "lo" ip saddr 127.0.0.0/8 drop'),
+)
+
+
 def _map_types() -> Iterator[tuple[str, str]]:
     for version, address in _ADDRESS_TYPES.items():
         port = "inet_proto . inet_service"
@@ -325,36 +344,41 @@ def _memory(nft: Nft) -> _Memory:
 
 
 def _build_what_is_broken(
-    nft: Nft, memory: _Memory, chains: Collection[Chain], generation: int
+    nft: Nft, memory: _Memory, chains: Iterable[Chain], generation: int
 ) -> bool:
-    """Write the skeleton and the chains wherever they are not as they should be; did we?"""
-    unknown = [chain for chain in chains if memory.chains.get(chain.name) != chain]
-    if memory.generation == generation and not unknown:
-        return False
-    maps = table(nft)
-    lines: list[str] = []
-    broken = _broken(maps, SKELETON) if memory.generation != generation else []
-    if broken:
-        # Whoever emptied these emptied those of other groups too.
-        chains = {chain.name: chain for chain in (*memory.chains.values(), *chains)}.values()
-        lines += _skeleton_text()
-    broken += _broken(maps, chains)
-    broken += [chain for chain in unknown if chain.owned and chain not in broken]
-    memory.chains.update((chain.name, chain) for chain in chains)
-    lines += [line for chain in broken for line in _chain_text(chain)]
-    if not lines:
+    """Write the chains that are not as they should be, the skeleton included; did we?"""
+    requested = {chain.name: chain for chain in chains}
+    known = memory.chains
+    if memory.generation == generation:
+        suspects = [chain for name, chain in requested.items() if known.get(name) != chain]
+        if not suspects:
+            return False
+    else:
+        # Somebody else was here, and may have emptied what this call does not ask for too.
+        shared = {name: chain for name, chain in known.items() if not chain.owned}
+        suspects = [*SKELETON, *(shared | requested).values()]
+        known = {}
+    broken = [chain for chain in suspects if _is_broken(table(nft), memory, chain)]
+    memory.chains = known | {chain.name: chain for chain in suspects}
+    if not broken:
         memory.generation = generation
         return False
+    lines = [line for chain in broken for line in _chain_text(chain)]
+    if any(chain in SKELETON for chain in broken):
+        lines = [*_skeleton_text(), *lines]
     try:
         nft.run("\n".join(lines))
     except BaseException:
-        memory.chains.clear()
+        memory.chains, memory.generation = {}, 0
         raise
     return True
 
 
-def _broken(maps: Maps, chains: Iterable[Chain]) -> list[Chain]:
-    return [chain for chain in chains if maps.count_rules(chain.name) != len(chain.rules)]
+def _is_broken(maps: Maps, memory: _Memory, chain: Chain) -> bool:
+    # An owned chain may have the right number of wrong rules.
+    if chain.owned and memory.chains.get(chain.name) != chain:
+        return True
+    return maps.count_rules(chain.name) != len(chain.rules)
 
 
 def _listed(ours: Maps, maps: Iterable[str], comment_prefix: str) -> list[Element]:
