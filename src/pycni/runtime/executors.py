@@ -426,7 +426,7 @@ def canonical_result(plugin_type: str, stdout: bytes, request: Request) -> bytes
 
 def decode_failure(status: int, stdout: bytes, stderr: str, config: bytes) -> CniError:
     """What a plugin that exited with `status` meant to say (SPEC E3)."""
-    exit_text = f"exit status {status}" if status > 0 else f"signal: {signal.Signals(-status).name}"
+    exit_text = f"exit status {status}" if status > 0 else f"signal: {_signal_name(-status)}"
     if not stdout.strip():
         if not stderr:
             return PluginFailed(f"netplugin failed with no error message: {exit_text}")
@@ -439,6 +439,13 @@ def decode_failure(status: int, stdout: bytes, stderr: str, config: bytes) -> Cn
             f"netplugin failed but error parsing its diagnostic message {said}: {exc.msg}",
             exit_text,
         )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has no name of its own
+        return str(number)
 
 
 def _quote(text: str) -> str:

@@ -163,8 +163,9 @@ class Node:
         deadline = deadline or Deadline(self.limits.call_timeout_s)
         with self._working([key.network], key.container_id, deadline):
             present = self.get(key)
-            if present.state is not State.READY:
-                raise AttachmentNotFound(key, f"its state is {present.state}")
+            if self._is_debt(present):
+                earlier = "; it is of an earlier boot" if present.boot_id != self.boot_id else ""
+                raise AttachmentNotFound(key, f"its state is {present.state}{earlier}")
             if present.netns_id and namespace_id(present.netns) != present.netns_id:
                 raise InvalidNetns(
                     f"{present.netns} is not the namespace of {key} any more",
@@ -252,7 +253,8 @@ class Node:
     ) -> tuple[Collected, ...]:
         """Remove what belongs to no valid attachment, network by network, past failures.
 
-        Attachments of the node that are not valid are deleted first; then the plugins collect.
+        Attachments of the node that are not valid are deleted first; then the plugins collect, but
+        on a network of the conf directory only by a list given.
         """
         deadline = deadline or Deadline(self.limits.call_timeout_s)
         if targets is None:
@@ -328,7 +330,7 @@ class Node:
     ) -> Added:
         key = params.key(_name_of(network))
         present = self.store.get_attachment(key)
-        if present is not None and present.state is State.READY and not replace:
+        if present is not None and not self._is_debt(present) and not replace:
             inline = None if isinstance(network, str) else network.resolved
             difference = present.find_difference(params, inline)
             if difference:
@@ -462,13 +464,13 @@ class Node:
         config = self._gc_config(target, name, present)
         if config.disableGC:  # no DEL of stale attachments either (libcni L12)
             return Collected(network=name, skipped=True)
-        valid = target.valid
-        if valid is None:
-            own = {_entry(a) for a in present if a.state in (State.ADDING, State.READY)}
-            valid = frozenset(own.union(self._neighbours(name)))
+        # Other runtimes read the conf directory too, and may hold attachments on its networks that
+        # nobody here knows of. Garbage is better than cutting off their containers.
+        shared = target.valid is None and bool(config.source)
+        valid = self._valid(name, present) if target.valid is None else target.valid
         stale = [attachment for attachment in present if _entry(attachment) not in valid]
         if validate_only:
-            return Collected(network=name, deleted=tuple(a.key for a in stale))
+            return Collected(network=name, deleted=tuple(a.key for a in stale), skipped=shared)
         errors: list[CniError] = []
         deleted: list[AttachmentKey] = []
         for attachment in stale:
@@ -478,15 +480,21 @@ class Node:
                 deleted.append(attachment.key)
             except CniError as error:
                 errors.append(error)
-        outcome = Outcome()
+        outcome = Outcome(skipped=True)
         try:
-            outcome = self.runtime.gc(config, valid, deadline=deadline)
+            if not shared:
+                outcome = self.runtime.gc(config, valid, deadline=deadline)
         except CniError as error:
             errors.extend(getattr(error, "errors", [error]))
         _raise_all("GC", errors)
         return Collected(
             network=name, deleted=tuple(deleted), skipped=outcome.skipped, steps=outcome.steps
         )
+
+    def _valid(self, name: str, present: Sequence[Attachment]) -> frozenset[request.Attachment]:
+        """What is valid on a network as far as we and our neighbours know."""
+        own = {_entry(a) for a in present if a.state in (State.ADDING, State.READY)}
+        return frozenset(own.union(self._neighbours(name)))
 
     def _gc_config(
         self, target: GcTarget, name: str, present: Sequence[Attachment]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -51,11 +52,13 @@ def open_node(
     """
     host = host or Side()
     store = SqliteStore.open(os.path.join(state_dir, STORE))
-    try:
-        lifeline = take_lifeline(os.path.join(state_dir, LIFELINE))
-    except BaseException:
-        store.close()
-        raise
+    lifeline: int | None = None
+    if os.name == "posix":
+        try:
+            lifeline = take_lifeline(os.path.join(state_dir, LIFELINE))
+        except BaseException:
+            store.close()
+            raise
     executors = Executors(
         InProcess(host, extra=plugins),
         Exec(plugin_path, host, lifeline=lifeline),
@@ -70,7 +73,8 @@ def open_node(
         boot_id=read_boot_id(),
         neighbours=neighbours or LibcniCache().attachments,
     )
-    node.on_close(lambda: os.close(lifeline))
+    if lifeline is not None:
+        node.on_close(functools.partial(os.close, lifeline))
     node.on_close(host.close)
     return node
 
@@ -91,7 +95,7 @@ def take_lifeline(path: str, *, wait_s: float = ORPHAN_WAIT_S) -> int:
     lets go of it when it ends, however it ends. A daemon that a plugin has left behind holds it
     for good: after `wait_s` we go on.
     """
-    import fcntl  # not on Windows, where plugins are jobs that end with the service
+    import fcntl  # Windows has none
 
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

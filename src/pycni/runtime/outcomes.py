@@ -57,7 +57,7 @@ class GcTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):
-    """What a GC did to one network; `skipped`: the network rules GC out."""
+    """What a GC did to one network; `skipped`: the plugins were not asked to collect."""
 
     network: str
     deleted: tuple[AttachmentKey, ...] = ()

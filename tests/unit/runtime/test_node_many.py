@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pycni.errors import (
@@ -10,6 +11,7 @@ from pycni.errors import (
     InvalidConfig,
     TryAgain,
 )
+from pycni.model.config import NetworkConfigList
 from pycni.model.deadline import Deadline
 from pycni.model.request import Verb
 from pycni.runtime.attachments import AttachmentKey, State
@@ -105,6 +107,23 @@ def test_gc_without_a_list_keeps_what_the_node_and_its_neighbours_know(lab: Lab)
     [collected] = node.gc()
     assert ["c2"] == [key.container_id for key in collected.deleted]
     assert valid("c1", "theirs") == lab.a.last(Verb.GC).valid_attachments
+
+
+def test_gc_without_a_list_spares_networks_that_other_runtimes_use(lab: Lab) -> None:
+    """A conf directory is read by all of them; only our own debts are paid there."""
+    shared = NetworkConfigList.parse(conflist("a"), source="/etc/cni/net.d/net.conflist")
+    node = lab.node()
+    for name in ("c1", "c2"):
+        node.add(shared, params(name))
+    failed = msgspec.structs.replace(node.get(KEY), state=State.FAILED)
+    node.store.put_attachment(failed)
+    lab.log.clear()
+    [collected] = node.gc([GcTarget(network=shared)])
+    assert collected.skipped
+    assert (KEY,) == collected.deleted
+    assert ["DEL a"] == lab.log
+    [collected] = node.gc([GcTarget(network=shared, valid=valid("c2"))])
+    assert ["DEL a", "GC a"] == lab.log
 
 
 def test_gc_with_an_empty_list_removes_everything(lab: Lab, node: Node) -> None:

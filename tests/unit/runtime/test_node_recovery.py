@@ -17,6 +17,7 @@ from pycni.model.deadline import Deadline
 from pycni.model.request import Request, Verb
 from pycni.runtime.attachments import State
 from pycni.runtime.errors import (
+    AttachmentNotFound,
     LockTimeout,
 )
 from pycni.runtime.events import Event
@@ -76,6 +77,16 @@ def test_after_a_reboot_everything_is_reaped_without_a_namespace(
     assert ["DEL b", "DEL a"] == rebooted.log
     assert "" == rebooted.a.last(Verb.DEL).request.netns
     assert state(later) is None
+
+
+def test_what_is_of_an_earlier_boot_is_neither_replayed_nor_checked(node: Node) -> None:
+    """Even before recovery has come to it."""
+    node.add("net", params())
+    node.boot_id = "boot-2"
+    with pytest.raises(AttachmentNotFound, match="of an earlier boot"):
+        node.check(KEY)
+    assert not node.add("net", params()).replayed
+    node.check(KEY)
 
 
 def test_what_cannot_be_settled_stays_owed(lab: Lab, node: Node) -> None:
