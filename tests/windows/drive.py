@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import time
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from pycni.model.deadline import Deadline
 from pycni.model.request import Request, Verb
 from pycni.runtime.dispatch import dispatch
 from pycni.testing.hns_simulator import HnsSimulator, NativeCall
-from pycni.windows import abi
+from pycni.windows import abi, calls
 from pycni.windows.service import Service, connect
 
 Doc = dict[str, Any]
@@ -171,6 +172,16 @@ class Node:
         """The last endpoint asked for in schema 2."""
         return self.bodies("HcnCreateEndpoint")[-1]
 
+    def created_v1(self) -> Doc:
+        """The last endpoint asked for in schema 1."""
+        bodies = [
+            call.texts[2]
+            for call in self.simulator.calls
+            if call.function == "HNSCall" and call.texts[:2] == ("POST", "/endpoints/")
+        ]
+        document: Doc = json.loads(bodies[-1])
+        return document
+
     def policies(self) -> list[Doc]:
         """Its policies."""
         return list(self.created().get("Policies") or [])
@@ -195,3 +206,11 @@ def bridge(**keys: Any) -> Doc:
 def overlay(**keys: Any) -> Doc:
     """A win-overlay configuration."""
     return {"cniVersion": "1.1.0", "name": "vxlan0", "type": "win-overlay"} | keys
+
+
+def wait_until_clean(simulator: HnsSimulator) -> None:
+    """Late calls close their handles on their own threads."""
+    for _ in range(200):
+        if not simulator.open_handles and not calls._Hanging.count:
+            return
+        time.sleep(0.01)

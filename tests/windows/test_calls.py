@@ -8,11 +8,11 @@ import uuid
 
 import pytest
 
-from pycni.testing.hns_simulator import HnsSimulator, NativeCall, refusal
+from pycni.testing.hns_simulator import NativeCall, refusal
 from pycni.windows import abi, calls, errors, hcn, hns, schemas
 from pycni.windows.calls import Calls
 from tests.windows.conftest import Bench
-from tests.windows.drive import CBR0
+from tests.windows.drive import CBR0, wait_until_clean
 
 
 class Clock:
@@ -28,14 +28,6 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
         self.now += seconds
-
-
-def wait_until_clean(simulator: HnsSimulator) -> None:
-    """Late calls close their handles on their own threads."""
-    for _ in range(200):
-        if not simulator.open_handles and not calls._Hanging.count:
-            return
-        time.sleep(0.01)
 
 
 def test_a_hanging_call_ends_at_its_deadline(bench: Bench) -> None:

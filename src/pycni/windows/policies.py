@@ -205,6 +205,7 @@ class PolicyList:
         }
         for address in addresses:
             if str(address) not in present:
+                present.add(str(address))
                 settings = {"Destinations": [str(address)]}
                 self._policies.append(Policy(Type=OUTBOUND_NAT, Settings=settings))
 
