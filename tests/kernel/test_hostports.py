@@ -202,7 +202,7 @@ def test_a_udp_flow_from_before_the_mapping_is_forgotten(nat: World) -> None:
         client.sendto(b"ping", (HOST[4], 5353))
         with pytest.raises(TimeoutError):
             server.recv(4)
-        hostports.forget_flows(nat.side.conntrack, [WEB, DNS])
+        hostports.forget_flows(nat.side.conntrack, map(hostports.host_port, [WEB, DNS]))
         client.sendto(b"ping", (HOST[4], 5353))
         assert b"ping" == server.recv(4)
 

@@ -18,11 +18,12 @@ from __future__ import annotations
 import enum
 import errno
 from collections.abc import Iterable, Iterator, Sequence
+from ipaddress import ip_address
 from typing import NamedTuple
 
 import msgspec
 
-from pycni.errors import NotFound
+from pycni.errors import KernelError, NotFound, Unsupported
 from pycni.kernel import nfnetlink, nlwire
 from pycni.kernel.nfnetlink import NfSocket, Request
 from pycni.kernel.nlsocket import failure
@@ -92,6 +93,13 @@ def port(number: int) -> bytes:
     return number.to_bytes(2, "big") + b"\0\0"
 
 
+def read_port_key(key: bytes) -> tuple[IPAddress | None, Protocol, int]:
+    """The fields of a key that is a protocol and a port, after an address or without one."""
+    address, rest = key[:-8], key[-8:]
+    number = int.from_bytes(rest[4:6], "big")
+    return (ip_address(address) if address else None), Protocol(rest[0]), number
+
+
 class Maps:
     """The maps and chains of one table; safe to share between threads."""
 
@@ -102,9 +110,19 @@ class Maps:
         self._name = f"{family} {table}"
 
     def generation(self) -> int:
-        """The number of the ruleset as it is now; every transaction adds one."""
+        """The number of the ruleset as it is now; every transaction adds one.
+
+        Unsupported where the kernel has no nf_tables, which it says with EINVAL.
+        """
         asked = self._request(NFT_MSG_GETGEN)
-        payload = self._socket.query(asked.kind, asked.body, "read", "ruleset generation")
+        try:
+            payload = self._socket.query(asked.kind, asked.body, "read", "ruleset generation")
+        except KernelError as exc:
+            if exc.errno != errno.EINVAL:
+                raise
+            raise Unsupported(
+                exc.op, exc.target, exc.errno, "no nf_tables", hint="load the module nf_tables"
+            ) from exc
         return nfnetlink.as_be32(attributes(payload, nfnetlink.HEADER_SIZE)[NFTA_GEN_ID])
 
     def find(self, slots: Sequence[Slot]) -> list[Element | None]:

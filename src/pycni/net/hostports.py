@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_interface
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 from pycni.errors import AlreadyExists, CniError, InvalidConfig, KernelError, NotFound
 from pycni.kernel import nftmaps
@@ -40,19 +40,27 @@ from pycni.net.owner import Owner
 from pycni.net.ruleset import BOTH_FAMILIES, KEYWORDS, Chain, Group, Wanted
 
 _LOOPBACK: dict[int, IPAddress] = {4: IPv4Address("127.0.0.1"), 6: IPv6Address("::1")}
-_FIXED_MAPS = [
+_PORT_MAPS = [
     name
     for maps in (
         ruleset.HOSTPORTS,
         ruleset.HOSTIP_HOSTPORTS,
         ruleset.CONDITIONAL,
         ruleset.HOSTIP_CONDITIONAL,
-        ruleset.MASQUERADE_ALL,
     )
     for name in maps.values()
 ]
+_FIXED_MAPS = [*_PORT_MAPS, *ruleset.MASQUERADE_ALL.values()]
 # What would end the rule a condition is put into.
 _RULE_ENDS = ("\n", ";", "#")
+
+
+class HostPort(NamedTuple):
+    """A port of the node; `address` is None when it is mapped on all of them."""
+
+    protocol: Protocol
+    port: int
+    address: IPAddress | None = None
 
 
 class PortInUse(CniError, code=101):
@@ -98,19 +106,23 @@ def remove(
     mappings: Iterable[PortMapping] = (),
     addresses: Iterable[IPInterface] = (),
     **options: Unpack[Options],
-) -> None:
-    """Unmap all of the owner's ports; with what `ensure` got as hints no map need be read."""
+) -> tuple[HostPort, ...]:
+    """Unmap all of the owner's ports; with what `ensure` got as hints no map need be read.
+
+    Returns the ports it had.
+    """
     plan = _Plan(owner, options)
     # What ensure refused cannot be there, and must not stand in the way of removing the rest.
     with contextlib.suppress(InvalidConfig):
         plan.map_ports(mappings, addresses)
-    ruleset.remove(
+    removed = ruleset.remove(
         nft,
         owner.tag,
         maps=lambda: _maps(nft),
         hints=list(plan.elements),
         chains=[_chain_name(owner, version) for version in BOTH_FAMILIES],
     )
+    return tuple(_read_port(element.slot) for element in removed if element.slot.map in _PORT_MAPS)
 
 
 def expect(
@@ -162,11 +174,16 @@ def open_loopback(host: Side, addresses: Iterable[IPInterface]) -> None:
                 host.routes.add(route, append=True)
 
 
-def forget_flows(conntrack: Conntrack, mappings: Iterable[PortMapping]) -> None:
-    """Forget UDP flows to the mapped ports, which would keep the translation they began with."""
-    for mapping in mappings:
-        if _protocol(mapping) is Protocol.UDP:
-            conntrack.remove(Protocol.UDP, mapping.hostPort, destination=_host_ip(mapping))
+def host_port(mapping: PortMapping) -> HostPort:
+    """The host's side of a mapping."""
+    return HostPort(_protocol(mapping), mapping.hostPort, _host_ip(mapping))
+
+
+def forget_flows(conntrack: Conntrack, ports: Iterable[HostPort]) -> None:
+    """Forget UDP flows to the ports, which would keep the translation they began with."""
+    for each in dict.fromkeys(ports):
+        if each.protocol is Protocol.UDP:
+            conntrack.remove(Protocol.UDP, each.port, destination=each.address)
 
 
 class _Plan:
@@ -306,6 +323,12 @@ def _host_ip(mapping: PortMapping) -> IPAddress | None:
     if mapping.hostIP is None or mapping.hostIP.is_unspecified:
         return None
     return mapping.hostIP
+
+
+def _read_port(slot: Slot) -> HostPort:
+    """The port a slot of `_PORT_MAPS` is for."""
+    address, protocol, port = nftmaps.read_port_key(slot.key)
+    return HostPort(protocol, port, address)
 
 
 def _expression(key: str, conditions: Sequence[str]) -> str:

@@ -194,10 +194,11 @@ def remove(
     maps: Callable[[], Iterable[str]],
     hints: Sequence[Slot] = (),
     chains: Iterable[str] = (),
-) -> None:
+) -> tuple[Element, ...]:
     """Remove the elements tagged `tag`, and the chains that nothing jumps to any more.
 
     They are looked for at `hints` first. Unless all of those are ours, `maps` are read through.
+    Returns what was removed.
     """
     memory, ours = _memory(nft), table(nft)
     with memory.lock:
@@ -208,7 +209,7 @@ def remove(
                 found = _listed(ours, maps(), tag)
             unneeded = _unneeded(ours, found, chains)
             if _commit(ours, memory, [(old, None) for old in found], unneeded, generation):
-                return
+                return tuple(found)
     raise _always_changing()
 
 
