@@ -496,7 +496,8 @@ def test_neighbours_are_set_listed_and_removed(namespace: Netns, rtnl: Rtnl) -> 
             rtnl.neighbours.replace(entry)
         shown = json_in(namespace, "ip", "-j", "neighbour", "show", ip, "dev", "br0")
         assert [(mac, ["PERMANENT"])] == [(seen["lladdr"], seen["state"]) for seen in shown]
-        assert [entry] == rtnl.neighbours.list(index=11, family=entry.address.version)
+        found = rtnl.neighbours.list(index=11, family=entry.address.version)
+        assert [entry] == [neighbour for neighbour in found if neighbour.permanent]
         assert entry in rtnl.neighbours.list()
         rtnl.neighbours.remove(entry)
         with pytest.raises(NotFound, match=f"^remove neighbour {ip} of index 11: "):
