@@ -81,14 +81,16 @@ class World:
         """A container's owner."""
         return Owner(network, name, "eth0")
 
-    def serve(self, name: str, kind: int, port: int) -> socket.socket:
-        """A server in somebody's namespace, on all its addresses of both families."""
+    def serve(self, name: str, kind: int, port: int, *, at: str = "::") -> socket.socket:
+        """A server in somebody's namespace, on all its addresses of both families or on one."""
+        if "." in at:
+            at = f"::ffff:{at}"
 
         def bound() -> socket.socket:
             server = socket.socket(socket.AF_INET6, kind)
             server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(("::", port))
+            server.bind((at, port))
             if kind == TCP:
                 server.listen()
             return server

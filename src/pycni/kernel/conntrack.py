@@ -74,7 +74,7 @@ class Conntrack:
 
     def _remove_filtered(self, family: int, wanted: _Filter) -> bool:
         """Let the kernel find and delete the flows; False if it cannot."""
-        if not self._kernel_filters_deletes:
+        if not self._kernel_filters_deletes or not wanted.kernel_can_match:
             return False
         answer = self._delete(family, wanted.request(), wanted)
         if answer.code in (errno.EINVAL, errno.EOPNOTSUPP):
@@ -115,6 +115,9 @@ class _Filter:
         self.protocol = bytes([protocol])
         self.port = port.to_bytes(2, "big")
         self.destination = destination
+        # The kernel's test of IPv6 addresses is the wrong way round: it finds all other addresses
+        # (seen on 6.18, in ctnetlink_filter_match_tuple). So it is not asked about those.
+        self.kernel_can_match = destination is None or destination.version == 4
         self.families = [
             family
             for version, family in FAMILIES.items()
@@ -127,7 +130,7 @@ class _Filter:
         return f"port {number}{at}, protocol {self.protocol[0]}"
 
     def request(self) -> bytes:
-        """The attributes of a filtered request."""
+        """The attributes of a filtered request; without an IPv6 address, see above."""
         proto = nest(
             CTA_TUPLE_PROTO,
             attr(CTA_PROTO_NUM, self.protocol),
@@ -135,9 +138,8 @@ class _Filter:
         )
         flags = CTA_FILTER_PROTO_NUM | CTA_FILTER_PROTO_DST_PORT
         ip = b""
-        if self.destination is not None:
-            kind = CTA_IP_V4_DST if self.destination.version == 4 else CTA_IP_V6_DST
-            ip = nest(CTA_TUPLE_IP, attr(kind, self.destination.packed))
+        if self.destination is not None and self.kernel_can_match:
+            ip = nest(CTA_TUPLE_IP, attr(CTA_IP_V4_DST, self.destination.packed))
             flags |= CTA_FILTER_IP_DST
         mask = nlwire.u32(CTA_FILTER_ORIG_FLAGS, flags)
         return nest(CTA_TUPLE_ORIG, ip, proto) + nest(CTA_FILTER, mask)
