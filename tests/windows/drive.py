@@ -132,6 +132,7 @@ class Node:
         *,
         container_id: str = "c1",
         netns: str | None = None,
+        args: str = "",
         timeout_s: float = 30,
     ) -> Outcome:
         """Call the plugin of `conf` as a runtime does."""
@@ -140,6 +141,7 @@ class Node:
             container_id=container_id,
             netns=self.namespace if netns is None else netns,
             ifname="eth0",
+            args=args,
             config=json.dumps(conf).encode(),
         )
         try:

@@ -23,7 +23,7 @@ from pycni.model.result import DNS, Interface, IPConfig, Result
 from pycni.windows import policies
 from pycni.windows.dialects import Endpoint, Network, Plan, Subnet
 from pycni.windows.features import Feature, Features
-from pycni.windows.schemas import Policy
+from pycni.windows.schemas import Policy, Route
 
 log = logging.getLogger(__name__)
 
@@ -98,14 +98,16 @@ class Spec(Struct, frozen=True, kw_only=True):
     ipv6: bool = True
     local_routed: bool | None = None  # None: as the network's type needs it
     interface_name: str = ""  # what the result calls the interface; empty: as the endpoint
+    routes: tuple[Route, ...] = ()  # beside the default ones
+    dhcp: bool = False
 
 
 def parse_policies(
-    named: Iterable[NamedPolicy], old: Iterable[HcnPolicyArgs] = ()
+    named: Iterable[NamedPolicy], old: Iterable[HcnPolicyArgs] = (), *, key: str = "policies"
 ) -> tuple[Policy, ...]:
     """The endpoint policies of a configuration; raise InvalidConfig (7) naming a bad one."""
     found = [
-        policies.parse_policy(policy.value, where=f"policies[{i}].value")
+        policies.parse_policy(policy.value, where=f"{key}[{i}].value")
         for i, policy in enumerate(named)
         if policy.name.casefold() == ENDPOINT_POLICY
     ]
@@ -199,6 +201,8 @@ def plan(
         mac=_mac(spec.mac_prefix, addresses),
         dns=spec.dns,
         policies=plan_policies(spec, network, addresses, features, management_ip),
+        routes=spec.routes,
+        dhcp=spec.dhcp and not addresses,
     )
 
 

@@ -21,10 +21,22 @@ BUILTIN: dict[str, str] = {
     "win-overlay": "pycni.plugins.win_overlay:WinOverlay",
 }
 
+# Windows networks under the names of microsoft/windows-container-networking: modes of one plugin
+# file with one configuration, beside the plugins that have a file each.
+MODES: dict[str, str] = {
+    "nat": "pycni.plugins.win_networks:Nat",
+    "sdnbridge": "pycni.plugins.win_networks:SdnBridge",
+    "sdnoverlay": "pycni.plugins.win_networks:SdnOverlay",
+    "transparent": "pycni.plugins.win_networks:Transparent",
+    "l2tunnel": "pycni.plugins.win_networks:L2Tunnel",
+}
+
+KNOWN = BUILTIN | MODES
+
 
 @functools.cache
 def load(plugin_type: str) -> Plugin[Any]:
     """Return the built-in plugin `plugin_type`; raise KeyError if there is none."""
-    module, _, name = BUILTIN[plugin_type].partition(":")
+    module, _, name = KNOWN[plugin_type].partition(":")
     plugin: Plugin[Any] = getattr(importlib.import_module(module), name)()
     return plugin

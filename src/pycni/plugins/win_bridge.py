@@ -88,6 +88,10 @@ class WinBridge(Plugin[WinBridgeConfig], type="win-bridge", config=WinBridgeConf
         """Raise NotAvailable (50) unless the service answers and has the network."""
         hns_attachment.status(service.connect(call.deadline), make_spec(call.config), call.ipam)
 
+    def validate(self, config: WinBridgeConfig) -> None:
+        """Raise InvalidConfig (7) for what `add` would refuse."""
+        make_spec(config)
+
 
 def sandbox(call: Call[WinBridgeConfig]) -> Sandbox:
     """Where the container is."""

@@ -90,6 +90,10 @@ class WinOverlay(Plugin[WinOverlayConfig], type="win-overlay", config=WinOverlay
         """Raise NotAvailable (50) unless the service answers and has the network."""
         hns_attachment.status(service.connect(call.deadline), make_spec(call.config), call.ipam)
 
+    def validate(self, config: WinOverlayConfig) -> None:
+        """Raise InvalidConfig (7) for what `add` would refuse."""
+        make_spec(config)
+
 
 def sandbox(call: Call[WinOverlayConfig]) -> Sandbox:
     """Where the container is."""

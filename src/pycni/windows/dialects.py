@@ -26,6 +26,7 @@ from pycni.windows.sandbox import Sandbox
 
 OWNER = "pycni"
 DEGRADED = 5
+ENABLE_DHCP = 32
 _MANAGEMENT_IP_WAIT_S, _MANAGEMENT_IP_PAUSE_S = 5.0, 0.5  # as flannel waits
 
 
@@ -85,6 +86,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     mac: str = ""
     dns: DNS = DNS()
     policies: tuple[schemas.Policy, ...] = ()
+    routes: tuple[schemas.Route, ...] = ()  # beside the default ones; schema 2 only
+    dhcp: bool = False  # the address comes from a DHCP server; schema 2 only
 
 
 class Dialect(Protocol):
@@ -167,8 +170,10 @@ class V2:
                 Routes=tuple(
                     schemas.Route(NextHop=str(gateway), DestinationPrefix=default_prefix(gateway))
                     for gateway in plan.gateways
-                ),
+                )
+                + plan.routes,
                 MacAddress=plan.mac,
+                Flags=ENABLE_DHCP if plan.dhcp else None,
                 Health=schemas.HEALTH,
                 SchemaVersion=schemas.V2,
                 Owner=OWNER,

@@ -87,7 +87,7 @@ class Network(Document, frozen=True, kw_only=True):
 
     ID: str = ""
     Name: str = ""
-    Type: str | int = "NAT"
+    Type: str | int | None = None
     Policies: tuple[Policy, ...] = ()
     Dns: DnsSettings | None = None
     Ipams: tuple[Ipam, ...] = ()
@@ -102,7 +102,9 @@ class Network(Document, frozen=True, kw_only=True):
     @property
     def kind(self) -> str:
         """The type by name."""
-        return NETWORK_TYPES[self.Type] if isinstance(self.Type, int) else self.Type
+        if isinstance(self.Type, int):
+            return NETWORK_TYPES[self.Type]
+        return self.Type or "NAT"
 
     @property
     def subnets(self) -> tuple[Subnet, ...]:
