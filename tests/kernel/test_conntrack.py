@@ -15,6 +15,7 @@ import pytest
 from pycni.kernel import conntrack as conntrack_module
 from pycni.kernel.conntrack import Conntrack
 from pycni.kernel.netns import Netns
+from pycni.kernel.nlwire import nest
 from tests.fix_netns import run_in
 
 pytestmark = pytest.mark.root
@@ -129,7 +130,7 @@ def test_a_kernel_that_cannot_filter_is_asked_once(
 
     def without_filter(wanted: conntrack_module._Filter) -> bytes:
         refused.append(1)
-        return whole(wanted)[: -len(conntrack_module.nest(0, b"12345678"))]
+        return whole(wanted)[: -len(nest(0, b"12345678"))]
 
     conntrack = Conntrack(tracking)
     monkeypatch.setattr(conntrack_module._Filter, "request", without_filter)

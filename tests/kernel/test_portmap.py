@@ -112,7 +112,7 @@ class Town:
                 getattr(self.node, verb)(config, **call)
         return caught.value.wire_code, caught.value.msg
 
-    def socket(self, where: Netns, kind: int, address: str = "0.0.0.0") -> socket.socket:
+    def open_socket(self, where: Netns, kind: int, address: str = "0.0.0.0") -> socket.socket:
         """A socket of a namespace, with a short patience."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         made = netns.run(where, lambda: socket.socket(family, kind))
@@ -122,7 +122,7 @@ class Town:
 
     def server(self, where: Netns, kind: int, port: int, address: str = "::") -> socket.socket:
         """A socket that listens on a port of every address, of both families."""
-        made = self.socket(where, kind, address)
+        made = self.open_socket(where, kind, address)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((address, port))
         if kind == socket.SOCK_STREAM:
@@ -131,7 +131,7 @@ class Town:
 
     def calls(self, where: Netns, address: str, port: int, server: socket.socket) -> str | None:
         """Connect from `where`; who the server says is calling, None if there is no answer."""
-        client = self.socket(where, socket.SOCK_STREAM, address)
+        client = self.open_socket(where, socket.SOCK_STREAM, address)
         try:
             client.connect((address, port))
             connection, peer = server.accept()
@@ -282,7 +282,7 @@ def test_a_udp_flow_follows_the_mapping(town: Town, known: bool) -> None:
     """The same socket is heard by the node, then by the container, then by the node again."""
     node_server = town.server(town.node.netns, UDP, 5353)
     container_server = town.server(town.container, UDP, 53)
-    caller = town.socket(town.client, UDP)
+    caller = town.open_socket(town.client, UDP)
     config = town.config(DNS)
 
     assert say(caller, HOST, 5353, node_server)

@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 
+from pycni.errors import CniError
 from pycni.testing.hns_simulator import NativeCall
 from pycni.windows import errors, schemas
 from pycni.windows.abi import Reply
@@ -110,7 +111,7 @@ def test_the_management_address_is_waited_for(node: Node) -> None:
 def test_an_absent_management_address_is_worth_trying_again() -> None:
     """Code 11 after five seconds."""
     pauses: list[float] = []
-    with pytest.raises(errors.CniError, match="no management address yet") as caught:
+    with pytest.raises(CniError, match="no management address yet") as caught:
         wait_for_management_ip(lambda: "", clock=lambda: sum(pauses), sleep=pauses.append)
     assert (11, 5.0) == (caught.value.wire_code, sum(pauses))
 
