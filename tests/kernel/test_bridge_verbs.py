@@ -11,9 +11,17 @@ from typing import Any
 
 import pytest
 
-from pycni.errors import CniError, InvalidConfig, InvalidNetns, NotAvailable, Unsupported
+from pycni.errors import (
+    CniError,
+    InvalidConfig,
+    InvalidNetns,
+    KernelError,
+    NotAvailable,
+    Unsupported,
+)
 from pycni.kernel import nft
 from pycni.kernel.links import Links
+from pycni.kernel.types import Link
 from pycni.net import bridges, masquerade
 from tests.harness import Json, Node
 from tests.kernel.test_bridge import DBNET, EDGE, FORCED, dual, l3
@@ -112,6 +120,31 @@ def test_a_gateway_conflict_releases_the_lease_and_removes_eth0(node: Node) -> N
         node.add(dual(EDGE, 2))
     assert [] == before.diff(node.world())
     assert ["ADD c1", "DEL c1"] == node.ipam.asked
+
+
+def test_a_bridge_taken_away_before_the_port_is_there_is_made_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call that had made it failed; whoever had found it meanwhile must not fail too."""
+    ensure = bridges.ensure
+    made: list[Link] = []
+
+    def ensure_and_lose(*args: Any, **kwargs: Any) -> Link:
+        made.append(ensure(*args, **kwargs))
+        if len(made) <= losses:
+            node.host("ip", "link", "delete", "db0")
+        return made[-1]
+
+    monkeypatch.setattr(bridges, "ensure", ensure_and_lose)
+    losses = 2
+    result = node.add(DBNET)
+    assert 3 == len(made)
+    node.check(DBNET, result)
+    node.delete(DBNET)
+    losses = 99
+    with pytest.raises(KernelError):
+        node.add(DBNET)
+    assert [] == host_ends(node)
 
 
 @pytest.mark.parametrize("kind", ["missing", "file"])

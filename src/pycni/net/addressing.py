@@ -20,9 +20,10 @@ from pycni.model.deadline import Deadline
 from pycni.model.names import Mac
 from pycni.model.result import Result, Route
 
-# As long as the reference waits; duplicate address detection takes one second and a bit.
+# As long as the reference waits; duplicate address detection takes one second and a bit, and
+# where it is off, a tenth of a millisecond.
 DAD_TIMEOUT_S = 5.0
-FIRST_PAUSE_S = 0.0005
+FIRST_PAUSE_S = 0.0001
 LONGEST_PAUSE_S = 0.02
 
 FORWARDING = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
@@ -41,9 +42,12 @@ def configure(
     deadline: Deadline,
     detect_duplicates: bool = False,
 ) -> None:
-    """Bring the interface up with the addresses and routes the result has for it."""
+    """Bring the interface up with the addresses and routes the result has for it.
+
+    With `detect_duplicates` the network is given a second to say that an address is taken.
+    """
     prepare(container, ifname, result, detect_duplicates=detect_duplicates)
-    assign(container, index, ifname, result, deadline=deadline, detect_duplicates=detect_duplicates)
+    assign(container, index, ifname, result, deadline=deadline)
 
 
 def prepare(
@@ -83,31 +87,30 @@ def assign(
     result: Result,
     *,
     deadline: Deadline,
-    detect_duplicates: bool = False,
     announce: Mac | None = None,
 ) -> None:
     """Give the interface the addresses and routes the result has for it, and have it up.
 
-    Without `detect_duplicates` an IPv6 address can be used at once; with it, wait until the
-    network has had a second to object (RFC 4862).
+    IPv6 addresses are added as tentative, and waited for, even where nobody is asked whether
+    they are taken (`prepare`, RFC 4862): the kernel joins the group that is asked for their MAC
+    in a worker of its own, and until then a neighbour's question is lost for a second. That is
+    also when it announces them (ndisc_notify).
 
-    The kernel announces the addresses when the interface comes up (`prepare`). If it was up
-    before, give `announce`, its MAC: setting that, even to what it is, has them announced too
-    (NETDEV_CHANGEADDR), so that a reused address works at once and not when ARP caches expire.
+    It announces IPv4 addresses when the interface comes up (arp_notify). If that is up before,
+    give `announce`, its MAC: setting that, even to what it is, does the same (NETDEV_CHANGEADDR),
+    so that a reused address works at once and not when ARP caches expire.
     """
     addresses = addresses_of(result, ifname)
+    families = {address.version for address in addresses}
     with doing(f"configure {ifname}"):
         with container.batch():
             for address in addresses:
-                nodad = address.version == 6 and not detect_duplicates
-                container.addresses.add(index, address, nodad=nodad)
-            container.links.set(index, up=True)
+                container.addresses.add(index, address)
+            container.links.set(index, up=True, mac=announce if 4 in families else None)
             for route in _routes(result, index):
                 # append: ECMP routes to one destination stand beside each other.
                 container.routes.add(route, append=True)
-            if announce is not None:
-                container.links.set(index, mac=announce)
-        if detect_duplicates and any(address.version == 6 for address in addresses):
+        if 6 in families:
             wait_until_usable(container, index, deadline)
 
 

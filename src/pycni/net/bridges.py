@@ -23,11 +23,11 @@ from pycni.errors import (
     Unsupported,
 )
 from pycni.kernel.links import Links
+from pycni.kernel.rtnl import Rtnl
 from pycni.kernel.side import Side
 from pycni.kernel.types import Link
 from pycni.model.addresses import IPInterface
 from pycni.model.deadline import Deadline
-from pycni.net import reaper
 from pycni.net.undo import Undo
 from pycni.net.veth import random_mac
 
@@ -178,8 +178,11 @@ def _create(host: Side, name: str, *, mtu: int, undo: Undo) -> Link:
 
 
 def _remove_unused(host: Side, bridge: Link) -> None:
-    if not _others(host.links, bridge):
-        reaper.of(host).remove(bridge.index)
+    # Not through the reaper, where it could wait for others between the look and the removal,
+    # and not on the shared socket, which the removal would hold up.
+    with Rtnl(host.netns) as rtnl, contextlib.suppress(LinkNotFound):
+        if not _others(rtnl.links, bridge):
+            rtnl.links.remove(bridge.index)
 
 
 def _reset_promisc(host: Side, bridge: Link) -> None:

@@ -15,7 +15,13 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, structs
 
-from pycni.errors import CniError, InvalidConfig, NotAvailable, UnsupportedField
+from pycni.errors import (
+    CniError,
+    InvalidConfig,
+    KernelError,
+    NotAvailable,
+    UnsupportedField,
+)
 from pycni.kernel.side import Side
 from pycni.kernel.types import Link
 from pycni.model import jsonio
@@ -31,6 +37,7 @@ from pycni.plugins.sdk import Call, Config, Plugin
 
 DEFAULT_ROUTES = {4: parse_cidr("0.0.0.0/0"), 6: parse_cidr("::/0")}
 
+BRIDGE_TRIES = 5
 CONTAINER = 2  # the container's place in the result's interfaces: bridge, host end, container
 
 
@@ -104,11 +111,7 @@ class Bridge(Plugin[BridgeConfig], type="bridge", config=BridgeConfig):
         mac = requested_mac(call)
         container = call.container  # before anything is made: a wrong path costs nothing
         with Undo() as undo:
-            bridge = bridges.ensure(
-                call.host, config.bridge, mtu=config.mtu, promisc=config.promiscMode, undo=undo
-            )
-            pair = make_pair(call, bridge, mac)
-            undo.push(veth.remove, call.host, call.owner)
+            bridge, pair = plug_in(call, mac, undo)
             result = Result(interfaces=interfaces(call, bridge, pair), dns=config.dns)
             if call.ipam is not None:
                 # Released also when its ADD failed half-way (SPEC section 4, D5).
@@ -211,20 +214,34 @@ def requested_mac(call: Call[BridgeConfig]) -> Mac | None:
     return call.config.runtimeConfig.mac or call.config.args.cni.mac or environment.MAC
 
 
-def make_pair(call: Call[BridgeConfig], bridge: Link, mac: Mac | None) -> Pair:
-    """Make the pair, its host end a port of the bridge."""
+def plug_in(call: Call[BridgeConfig], mac: Mac | None, undo: Undo) -> tuple[Link, Pair]:
+    """Make the pair, its host end a port of the bridge; and the bridge, if there is none."""
     config = call.config
-    return veth.make(
-        call.host,
-        call.container,
-        call.owner,
-        mtu=config.mtu,
-        mac=mac,
-        port=BridgePort(
+    for tries_left in reversed(range(BRIDGE_TRIES)):
+        bridge = bridges.ensure(
+            call.host, config.bridge, mtu=config.mtu, promisc=config.promiscMode, undo=undo
+        )
+        port = BridgePort(
             master=bridge.index, hairpin=config.hairpinMode, isolated=config.portIsolation
-        ),
-        keep_down=config.disableContainerInterface,
-    )
+        )
+        try:
+            pair = veth.make(
+                call.host,
+                call.container,
+                call.owner,
+                mtu=config.mtu,
+                mac=mac,
+                port=port,
+                keep_down=config.disableContainerInterface,
+            )
+        except KernelError:
+            if not tries_left or call.host.links.find_index(bridge.index) is not None:
+                raise
+            # The call that made the bridge has failed and taken it away before we had a port.
+        else:
+            undo.push(veth.remove, call.host, call.owner)
+            return bridge, pair
+    raise AssertionError("the last try returns or raises")
 
 
 def interfaces(call: Call[BridgeConfig], bridge: Link, pair: Pair) -> tuple[Interface, ...]:
@@ -309,7 +326,6 @@ def assign_addresses(call: Call[BridgeConfig], pair: Pair, result: Result) -> No
         call.ifname,
         result,
         deadline=call.deadline,
-        detect_duplicates=call.config.enabledad,
         announce=pair.container_mac,
     )
 
