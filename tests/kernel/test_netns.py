@@ -53,6 +53,18 @@ def test_run_uses_a_thread_that_dies(make_netns: MakeNetns) -> None:
     assert before == threading.active_count()
 
 
+def test_a_visit_inside_a_visit_stays_on_its_thread(make_netns: MakeNetns) -> None:
+    """To the same namespace; one to another takes a thread of its own, and leads back."""
+    first, second = make_netns(), make_netns()
+
+    def inside() -> tuple[bool, str, str]:
+        here = threading.get_ident()
+        return here == first.run(threading.get_ident), second.run(own), own()
+
+    expected = [f"net:[{namespace.identity[1]}]" for namespace in (second, first)]
+    assert (True, *expected) == first.run(inside)
+
+
 def test_children_are_inside(make_netns: MakeNetns) -> None:
     """A process started by the function lives in the namespace."""
     namespace = make_netns()
