@@ -78,7 +78,8 @@ def send(connection, frame):
         pass  # the service reports a missing namespace where the verb needs one
     try:
         sent = connection.sendmsg([frame], ancillary)
-        connection.sendall(frame[sent:])
+        if sent < len(frame):  # an empty send fails if the answer has come and the peer is gone
+            connection.sendall(frame[sent:])
     except OSError as exc:
         fail(11, "the pycni service refused the request", exc.strerror or "timed out")
 
