@@ -20,7 +20,7 @@ from pycni.errors import CniError, InvalidEnvironment, IOFailure
 from pycni.exec.framing import Call, Reply
 from pycni.model import jsonio
 from pycni.model.names import ContainerId, IfName
-from pycni.model.request import Request, Verb
+from pycni.model.request import PARENT_VARIABLE, Request, Verb
 from pycni.model.version import CURRENT
 from pycni.model.wire_error import encode_error
 
@@ -86,6 +86,7 @@ def parse_request(
         config=stdin,
         netns_fd=netns_fd,
         netns_override=env.get("CNI_NETNS_OVERRIDE", "") in OVERRIDE_VALUES,
+        parent=env.get(PARENT_VARIABLE, ""),
     )
 
 

@@ -14,6 +14,11 @@ from pycni.model.addresses import IPAddress, IPInterface
 from pycni.model.names import ContainerId, IfName, Mac
 
 
+# What tells a node that an executable it runs calls back: a third-party plugin that delegates to
+# one of ours. Shims forward every variable of this prefix.
+PARENT_VARIABLE = "CNI_PYCNI_PARENT"
+
+
 class Verb(enum.StrEnum):
     """CNI_COMMAND, in spec order."""
 
@@ -37,6 +42,7 @@ class Request(Struct, frozen=True, kw_only=True):
 
     `netns_fd` is an open handle on the namespace `netns` names, where the caller sent one.
     `netns_override` is CNI_NETNS_OVERRIDE: the plugin's own namespace is a permitted target.
+    `parent` names the call of a node, if any, on whose behalf an executable made this one.
     """
 
     verb: Verb
@@ -48,6 +54,7 @@ class Request(Struct, frozen=True, kw_only=True):
     config: bytes = b""
     netns_fd: int | None = None
     netns_override: bool = False
+    parent: str = ""
 
 
 # -- CNI_ARGS --------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def _answer_shims(node: Node) -> Callable[[Call, int | None], Reply]:
         return skel.answer(
             call,
             execute=node.run_plugin,
-            versions=node.runtime.executors.versions,
+            versions=node.plugin_versions,
             netns_fd=netns_fd,
         )
 
