@@ -19,6 +19,9 @@ import msgspec
 import pytest
 
 from pycni.errors import CniError, TryAgain
+from pycni.exec import shim as shim_module
+from pycni.exec import skel
+from pycni.exec.endpoint import ShimEndpoint
 from pycni.kernel import netns
 from pycni.kernel.netns import Netns
 from pycni.model import request
@@ -144,8 +147,8 @@ def test_a_chain_of_built_in_plugins_connects_containers_and_leaves_nothing(
     )
     first = service.add("net", params(machine, "c1"))
     second = service.add("net", params(machine, "c2"))
-    assert machine.pings(address(second), "c1")
-    assert machine.pings(address(second, 6), "c1")
+    wait_for(lambda: machine.pings(address(second), "c1"))
+    wait_for(lambda: machine.pings(address(second, 6), "c1"))
     assert "500" == machine.inside("cat", "/proc/sys/net/core/somaxconn").strip()
     assert service.add("net", params(machine, "c1")).replayed
     service.check(first.attachment.key)
@@ -264,7 +267,7 @@ def test_a_go_plugin_as_delegate_of_ours(
         service.runtime.executors._preferred = frozenset({"static"})
     added = service.add("net", params(machine))
     assert "10.7.0.9" == address(added)
-    assert machine.pings("10.7.0.9")
+    wait_for(lambda: machine.pings("10.7.0.9"))
     service.check(KEY)
     service.delete("net", params(machine))
 
@@ -301,6 +304,39 @@ def test_a_host_port_is_forwarded_by_one_and_bridged_by_the_other(
     assert [] == veths(machine) + leases(tmp_path)
     if theirs == "portmap":
         machine.host("nft", "flush", "ruleset")  # its empty chains stay, as always
+
+
+@pytest.mark.go
+def test_an_executable_may_delegate_to_our_shim(
+    machine: Machine,
+    opened: Callable[[], Node],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bridge is theirs, the host-local it finds in the path ours: its call comes back to us."""
+    service = opened()
+    service.runtime.executors._preferred = frozenset({"bridge"})
+    (tmp_path / "bin" / "bridge").symlink_to("/usr/lib/cni/bridge")
+    shim = tmp_path / "bin" / "host-local"
+    shim.write_text(f"#!{sys.executable} -I\n" + Path(shim_module.__file__).read_text())
+    shim.chmod(0o755)
+    monkeypatch.setenv("PYCNI_SHIM_SOCKET", str(tmp_path / "shim.sock"))
+    endpoint = ShimEndpoint(
+        tmp_path / "shim.sock",
+        lambda call, netns_fd: skel.answer(
+            call, execute=service.run_plugin, versions=service.plugin_versions, netns_fd=netns_fd
+        ),
+    )
+    endpoint.start()
+    service.networks.put(conflist(bridge(tmp_path), version="1.0.0"))
+    added = service.add("net", params(machine), deadline=Deadline(20))
+    assert ["exec"] == [step.executor for step in added.steps]
+    wait_for(lambda: machine.pings(address(added)))
+    assert ["10.7.0.2", "fd00:7::2"] == leases(tmp_path)
+    service.check(KEY)
+    service.delete("net", params(machine))
+    assert [] == veths(machine) + leases(tmp_path)
+    endpoint.stop(5)
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 10) -> None:
@@ -440,7 +476,7 @@ def test_concurrent_calls_share_nothing_but_the_bridge(
     assert [] == errors
     assert 16 == len(set(results.values())) == len(veths(machine))
     assert 32 == len(leases(tmp_path))
-    assert machine.pings(results["c15"], "c0")
+    wait_for(lambda: machine.pings(results["c15"], "c0"))
     run_all(lambda number: service.delete("net", given[number]), len(names))
     assert [] == veths(machine) + leases(tmp_path)
 

@@ -165,6 +165,17 @@ def _placed(error: CniError) -> str:
     return f"plugins[{error.plugin_index}] {error.plugin_type}: {error}"
 
 
+def raise_all(verb: str, errors: Sequence[CniError]) -> None:
+    """Raise what failed, if anything did: a single error as it is, several as one."""
+    match errors:
+        case []:
+            return
+        case [only]:
+            raise only
+        case _:
+            raise ChainFailed(verb, errors) from ExceptionGroup(f"failures of {verb}", errors)
+
+
 class StoreUnusable(CniError):
     """The store cannot be opened: damaged, or written by a newer release."""
 

@@ -27,12 +27,12 @@ from pycni.kernel.side import Side
 from pycni.model import jsonio
 from pycni.model.deadline import Deadline
 from pycni.model.names import PluginType
-from pycni.model.request import Request, Verb
+from pycni.model.request import PARENT_VARIABLE, Request, Verb
 from pycni.model.result import Result
 from pycni.model.version import CURRENT, DEFAULT
 from pycni.model.wire_error import parse_error
 from pycni.plugins.sdk import Delegate, Plugin
-from pycni.runtime import trace
+from pycni.runtime import nesting, trace
 from pycni.runtime.dispatch import dispatch, fold, parse_config, text_field
 from pycni.runtime.errors import PluginFailed, PluginNotFound
 from pycni.runtime.redaction import redact
@@ -136,7 +136,7 @@ class InProcess:
 
     def has(self, plugin_type: str) -> bool:
         """Whether the type is built in."""
-        return plugin_type in self._extra or plugin_type in plugins.BUILTIN
+        return plugin_type in self._extra or plugin_type in plugins.KNOWN
 
     def run(self, plugin_type: str, request: Request, deadline: Deadline) -> bytes:
         """Call the verb in this thread."""
@@ -149,7 +149,7 @@ class InProcess:
 
     def types(self) -> list[str]:
         """The built-in types."""
-        return sorted({*plugins.BUILTIN, *self._extra})
+        return sorted({*plugins.KNOWN, *self._extra})
 
     def validate(self, plugin_type: str, config: bytes) -> tuple[str, ...]:
         """Have the plugin look at its typed configuration; its delegate is the IPAM plugin."""
@@ -161,7 +161,7 @@ class InProcess:
     def _load(self, plugin_type: str) -> Plugin[Any]:
         if plugin_type in self._extra:
             return self._extra[plugin_type]
-        if plugin_type not in plugins.BUILTIN:
+        if plugin_type not in plugins.KNOWN:
             raise PluginNotFound(plugin_type, (), self.types())
         return plugins.load(plugin_type)
 
@@ -268,6 +268,9 @@ class Exec:
             "CNI_PATH": os.pathsep.join(self.path),
         }
         env.pop("CNI_NETNS_OVERRIDE", None)
+        env.pop(PARENT_VARIABLE, None)
+        if parent := nesting.current():
+            env[PARENT_VARIABLE] = parent
         if request.netns_override:
             env["CNI_NETNS_OVERRIDE"] = "true"
         return env
@@ -366,6 +369,17 @@ class Executors:
     def versions(self, plugin_type: str) -> tuple[str, ...]:
         """The CNI versions the plugin supports."""
         return self.get(plugin_type).versions(plugin_type)
+
+    def get_own(self, plugin_type: str) -> Executor:
+        """Who runs that type without starting an executable; raise PluginNotFound.
+
+        For calls that an executable makes: it may be the very one that would be started.
+        """
+        PluginType.parse(plugin_type)
+        for executor in (*self.registered, self.in_process):
+            if executor.has(plugin_type):
+                return executor
+        raise PluginNotFound(plugin_type, (), self.in_process.types())
 
     def types(self) -> list[str]:
         """Every type known, sorted."""

@@ -30,9 +30,10 @@ from pycni.runtime.attachments import (
     namespace_id,
 )
 from pycni.runtime.dispatch import fold, text_field
-from pycni.runtime.errors import AttachmentConflict, AttachmentNotFound, ChainFailed
+from pycni.runtime.errors import AttachmentConflict, AttachmentNotFound, raise_all
 from pycni.runtime.events import EventLog, Kind, about
 from pycni.runtime.locks import Admission, SharedLocks
+from pycni.runtime.nesting import Nesting
 from pycni.runtime.networks import Network, Networks, NetworkSource, parse_network
 from pycni.runtime.outcomes import (
     Added,
@@ -89,6 +90,7 @@ class Node:
         self._admission = Admission(running=limits.running, waiting=limits.waiting)
         self._networks = SharedLocks("network")
         self._containers = SharedLocks("container")
+        self._nesting = Nesting()
         self.networks = Networks(
             store, runtime, source=source, events=self.events, locks=self._networks, clock=clock
         )
@@ -241,7 +243,7 @@ class Node:
                     detached.append(attachment.key)
                 except CniError as error:
                     errors.append(error)
-        _raise_all("DEL", errors)
+        raise_all("DEL", errors)
         return tuple(detached)
 
     def gc(
@@ -264,12 +266,11 @@ class Node:
         for target in targets:
             name = _name_of(target.network)
             try:
-                # GC is alone on its network (SPEC R5).
-                with self._admission.enter(deadline), self._networks.alone(name, deadline):
+                with self._collecting(name, deadline):
                     collected.append(self._gc(target, name, validate_only, deadline))
             except CniError as error:
                 errors.extend(getattr(error, "errors", [error]))
-        _raise_all("GC", errors)
+        raise_all("GC", errors)
         return tuple(collected)
 
     def recover(self, *, deadline: Deadline | None = None) -> Recovered:
@@ -304,18 +305,24 @@ class Node:
         Nothing is remembered: that caller keeps its own results. The locks are the same.
         """
         deadline = deadline or Deadline(self.limits.call_timeout_s)
-        fields = fold(jsonio.decode_raw_object(call.config))
-        network = text_field(fields, "name")
-        executors = self.runtime.executors
-        if call.verb is Verb.GC:
-            with self._admission.enter(deadline), self._networks.alone(network, deadline):
-                return executors.run(plugin_type, call, deadline)
-        if call.verb is Verb.STATUS:
-            return executors.run(plugin_type, call, deadline)
-        with self._working([network], call.container_id, deadline):
-            # A DEL that has begun runs to its end, whoever still waits for it.
-            limit = Deadline(self.runtime.plugin_timeout_s) if call.verb is Verb.DEL else deadline
-            return executors.run(plugin_type, call, limit)
+        plugin = self.runtime.executors.get_own(plugin_type)
+        network = text_field(fold(jsonio.decode_raw_object(call.config)), "name")
+        # A DEL that has begun runs to its end, whoever still waits for it.
+        limit = Deadline(self.runtime.plugin_timeout_s) if call.verb is Verb.DEL else deadline
+        with contextlib.ExitStack() as held:
+            if call.verb is Verb.STATUS or self._nesting.covers(
+                call.parent, network, call.container_id
+            ):
+                pass  # needs no lock, or has them: the call it is part of holds them
+            elif call.verb is Verb.GC:
+                held.enter_context(self._collecting(network, deadline))
+            else:
+                held.enter_context(self._working([network], call.container_id, deadline))
+            return plugin.run(plugin_type, call, limit)
+
+    def plugin_versions(self, plugin_type: str) -> tuple[str, ...]:
+        """The versions of a plugin that `run_plugin` runs."""
+        return self.runtime.executors.get_own(plugin_type).versions(plugin_type)
 
     # -- steps; the locks are held -----------------------------------------------------------------
 
@@ -486,7 +493,7 @@ class Node:
                 outcome = self.runtime.gc(config, valid, deadline=deadline)
         except CniError as error:
             errors.extend(getattr(error, "errors", [error]))
-        _raise_all("GC", errors)
+        raise_all("GC", errors)
         return Collected(
             network=name, deleted=tuple(deleted), skipped=outcome.skipped, steps=outcome.steps
         )
@@ -544,6 +551,17 @@ class Node:
             for name in sorted(set(networks)):
                 held.enter_context(self._networks.shared(name, deadline))
             held.enter_context(self._containers.alone(container_id, deadline))
+            held.enter_context(self._nesting.holding(networks, container_id))
+            yield
+
+    @contextlib.contextmanager
+    def _collecting(self, network: str, deadline: Deadline) -> Iterator[None]:
+        """Hold a place in the queue and the network alone, as GC must (SPEC R5)."""
+        with (
+            self._admission.enter(deadline),
+            self._networks.alone(network, deadline),
+            self._nesting.holding([network], None),
+        ):
             yield
 
 
@@ -574,13 +592,3 @@ def _parse_token(token: str) -> AttachmentKey | None:
     if len(parts) != 3:
         raise InvalidConfig(f"page_token: not one this service gave: {token!r}")
     return AttachmentKey(*parts)
-
-
-def _raise_all(verb: str, errors: Sequence[CniError]) -> None:
-    match errors:
-        case []:
-            return
-        case [only]:
-            raise only
-        case _:
-            raise ChainFailed(verb, errors) from ExceptionGroup(f"failures of {verb}", errors)

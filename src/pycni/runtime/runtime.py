@@ -27,7 +27,7 @@ from pycni.model.result import Result
 from pycni.model.version import GATES, at_least
 from pycni.runtime.attachments import AttachmentParams
 from pycni.runtime.dispatch import VALID_ATTACHMENTS, guard_netns
-from pycni.runtime.errors import ChainFailed, PluginNotFound
+from pycni.runtime.errors import ChainFailed, PluginNotFound, raise_all
 from pycni.runtime.executors import CLEANUP_TIMEOUT_S, ExecutorKind, Executors
 
 log = logging.getLogger(__name__)
@@ -421,13 +421,7 @@ def _for_delete(network: NetworkConfigList, prev_result: bytes | None) -> bytes 
 
 
 def _raise_all(verb: Verb, steps: Sequence[Step]) -> None:
-    match [step.error for step in steps if step.error is not None]:
-        case []:
-            return
-        case [only]:
-            raise only
-        case errors:
-            raise ChainFailed(verb, errors) from ExceptionGroup(f"{verb} of a chain", errors)
+    raise_all(verb, [step.error for step in steps if step.error is not None])
 
 
 @contextmanager

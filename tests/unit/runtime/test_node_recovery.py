@@ -15,14 +15,18 @@ from pycni.errors import (
 )
 from pycni.model.deadline import Deadline
 from pycni.model.request import Request, Verb
+from pycni.model.version import SUPPORTED
+from pycni.runtime import nesting
 from pycni.runtime.attachments import State
 from pycni.runtime.errors import (
     AttachmentNotFound,
     LockTimeout,
+    PluginNotFound,
 )
 from pycni.runtime.events import Event
 from pycni.runtime.node import Node
-from tests.unit.runtime.fakes import KEY, Gate, Lab, params, start, state
+from pycni.runtime.outcomes import GcTarget, Limits
+from tests.unit.runtime.fakes import KEY, Gate, Lab, conflist, params, start, state
 
 
 def events(node: Node, cursor: str) -> list[Event]:
@@ -150,6 +154,57 @@ def test_a_single_plugin_runs_under_the_same_locks(lab: Lab, node: Node) -> None
     gate.open()
     running.join(10)
     assert b"" == run_plugin(node, Verb.STATUS)
+
+
+@pytest.mark.parametrize("verb", [Verb.ADD, Verb.DEL, Verb.GC])
+def test_an_executable_that_calls_back_does_not_wait_for_itself(lab: Lab, verb: Verb) -> None:
+    """A third-party plugin finds our shim in the path: its call has the locks already."""
+    node = lab.node(limits=Limits(running=1, waiting=0))
+    node.networks.put(conflist("a", "b"))
+    lab.b.before = lambda call: lab.log.append("calling back") or call_back(call)
+
+    def call_back(call: Any) -> None:
+        if lab.log.count("calling back") == 1:
+            back = start(
+                node.run_plugin,
+                "a",
+                msgspec.structs.replace(call.request, parent=nesting.current()),
+            )
+            back.join(10)
+
+    match verb:
+        case Verb.GC:
+            node.gc([GcTarget(network="net", valid=frozenset())])
+        case Verb.ADD:
+            node.add("net", params())
+        case _:
+            node.delete("net", params())
+    assert 2 == lab.log.count(f"{verb} a")
+
+
+def test_a_token_is_worth_nothing_for_anything_else(lab: Lab, node: Node) -> None:
+    """Another container, another network, a call that has ended."""
+    gate, tokens = Gate(), list[str]()
+    lab.a.before = lambda call: (tokens.append(nesting.current()), gate())
+    running = start(node.add, "net", params())
+    gate.wait_for(1)
+    covers = node._nesting.covers
+    assert covers(tokens[0], "net", "c1")
+    assert not covers(tokens[0], "net", "c2")
+    assert not covers(tokens[0], "two", "c1")
+    assert not covers("", "net", "c1")
+    gate.open()
+    running.join(10)
+    assert not covers(tokens[0], "net", "c1")
+    assert "" == nesting.current()
+
+
+def test_a_call_from_an_executable_starts_no_executable(node: Node) -> None:
+    """It may be the very one that would be started."""
+    call = Request(verb=Verb.DEL, container_id="c1", ifname="eth0", config=b'{"name": "net"}')
+    with pytest.raises(PluginNotFound):
+        node.run_plugin("true", call)
+    assert SUPPORTED == node.plugin_versions("a")
 
 
 def test_a_single_del_that_has_begun_does_not_end_with_its_caller(lab: Lab, node: Node) -> None:
