@@ -13,7 +13,6 @@ from pycni.model import jsonio
 from pycni.model.addresses import IPAddress, IPInterface
 from pycni.model.names import ContainerId, IfName, Mac
 
-
 # What tells a node that an executable it runs calls back: a third-party plugin that delegates to
 # one of ours. Shims forward every variable of this prefix.
 PARENT_VARIABLE = "CNI_PYCNI_PARENT"
