@@ -420,6 +420,7 @@ def test_defect_18_a_failed_roll_back_is_told(node: Node) -> None:
     node.simulator.fail("HcnDeleteEndpoint", 0x80070057)
     error = node.run("ADD", bridge(ipam=node.ipam())).expect_error()
     assert "undo failed: hcnDeleteEndpoint" in error.details
+    assert [PREFERRED] == node.leases()  # still configured, so not free
     node.run("DEL", bridge(ipam=node.ipam())).expect()
 
 

@@ -9,11 +9,10 @@ address of a living container, and a failed DEL never frees an address that is s
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterable
 from typing import Protocol
 
-from pycni.errors import CniError, NotAvailable, TryAgain, doing
+from pycni.errors import CniError, NotAvailable, doing
 from pycni.model.request import Attachment
 from pycni.model.result import Result
 from pycni.net.hns_plan import (
@@ -70,7 +69,16 @@ def add(service: Service, spec: Spec, sandbox: Sandbox, ipam: Ipam | None) -> Re
             undo.push(ipam.delete)
             with doing("executing IPAM addition"):
                 addresses = ipam.add()
-        endpoint = _create(dialect, spec, network, name, addresses, undo)
+        try:
+            endpoint = _create(dialect, spec, network, name, addresses)
+        except errors.HnsTimeout as exc:
+            # Whether the endpoint exists, or will, is not known. DEL finds it by its name.
+            undo.commit()
+            exc.add_note("the address stays reserved until DEL: the endpoint may still appear")
+            raise
+        undo.commit()
+        undo.push(_unwind, service.for_rollback(dialect), endpoint, sandbox, ipam)
+        _add_late_policies(dialect, spec, endpoint)
         with doing(f"attaching endpoint {name} to {sandbox.netns or sandbox.container_id}"):
             dialect.attach(endpoint, sandbox)
         result = result_of(spec, network, endpoint)
@@ -223,14 +231,8 @@ def _attach_existing(dialect: Dialect, endpoint: Endpoint, sandbox: Sandbox) -> 
 
 
 def _create(
-    dialect: Dialect,
-    spec: Spec,
-    network: Network,
-    name: str,
-    addresses: Result | None,
-    undo: Undo,
+    dialect: Dialect, spec: Spec, network: Network, name: str, addresses: Result | None
 ) -> Endpoint:
-    """Make the endpoint; its removal is pushed on `undo`."""
     features = dialect.hns.features if needs_features(spec, addresses) else None
     wanted = plan(
         spec,
@@ -240,19 +242,25 @@ def _create(
         features=features,
         management_ip=_management_ip(dialect, spec, network),
     )
-    try:
-        endpoint = dialect.create_endpoint(wanted)
-    except errors.HnsTimeout:
-        # Created or not is not known; if it was, or will be, DEL finds it by its name.
-        _remove_named(dialect, name, network.ident)
-        raise
-    undo.push(dialect.remove, endpoint)
-    if not wanted.addresses and spec.loopback_dsr and has_dsr(features):
-        # The address is the service's choice, so the policy on it can only come now.
-        late = policies.PolicyList()
-        late.add_destinations(endpoint.addresses)
-        dialect.add_policies(endpoint, late.freeze())
-    return endpoint
+    return dialect.create_endpoint(wanted)
+
+
+def _add_late_policies(dialect: Dialect, spec: Spec, endpoint: Endpoint) -> None:
+    """Policies on an address that the service chose can only come now."""
+    if not spec.loopback_dsr or not has_dsr(dialect.hns.features):
+        return
+    late = policies.PolicyList(endpoint.policies)
+    late.add_destinations(endpoint.addresses)
+    missing = tuple(one for one in late.freeze() if one not in endpoint.policies)
+    if missing:
+        dialect.add_policies(endpoint, missing)
+
+
+def _unwind(dialect: Dialect, endpoint: Endpoint, sandbox: Sandbox, ipam: Ipam | None) -> None:
+    """Undo a failed ADD: the endpoint, and if that is gone its addresses."""
+    _remove(dialect, endpoint, sandbox)
+    if ipam is not None:
+        ipam.delete()
 
 
 def _management_ip(dialect: Dialect, spec: Spec, network: Network) -> str:
@@ -262,16 +270,6 @@ def _management_ip(dialect: Dialect, spec: Spec, network: Network) -> str:
     if any(policy.Type == policies.PROVIDER_ADDRESS for policy in spec.policies):
         return ""
     return dialect.management_ip(network)
-
-
-def _remove_named(dialect: Dialect, name: str, network: uuid.UUID) -> None:
-    """Remove what a call without an answer may have made, as far as the service lets us."""
-    try:
-        for endpoint in dialect.find_endpoints(name):
-            if endpoint.network == network:
-                dialect.remove(endpoint)
-    except (errors.HnsError, TryAgain) as exc:
-        log.warning("endpoint may be left behind: name=%s error=%s", name, exc)
 
 
 def _remove(dialect: Dialect, endpoint: Endpoint, sandbox: Sandbox) -> None:

@@ -206,9 +206,8 @@ def place(call: Call[WinNetworkConfig]) -> Sandbox:
 def configured_policies(config: WinNetworkConfig) -> tuple[schemas.Policy, ...]:
     """Those of `policies`, then those of `AdditionalArgs`."""
     named = tuple(
-        structs.replace(one, name="EndpointPolicy")
+        structs.replace(one, name="EndpointPolicy" if "policy" in one.name.casefold() else "")
         for one in config.AdditionalArgs
-        if "policy" in one.name.casefold()
     )
     return parse_policies(config.policies) + parse_policies(named, key="AdditionalArgs")
 

@@ -113,12 +113,17 @@ class HnsSimulator:
         """Answer the next `times` calls of `function` with `hresult`."""
         self.hook(function, lambda _call: refusal(hresult), times=times)
 
-    def hang(self, function: str) -> threading.Event:
-        """Make the next call of `function` wait until the event is set, then work as usual."""
+    def hang(self, function: str, *, after: bool = False) -> threading.Event:
+        """Make the next call of `function` wait until the event is set, before or after its work."""
         release = threading.Event()
 
-        def wait(_call: NativeCall) -> None:
+        def wait(call: NativeCall) -> Reply | None:
+            reply = None
+            if after:
+                with self._lock:
+                    reply = self._answer(call)
             release.wait(60)
+            return reply
 
         self.hook(function, wait)
         return release

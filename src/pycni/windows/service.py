@@ -16,6 +16,8 @@ from pycni.windows.hcn import Hcn
 from pycni.windows.hns import Hns
 from pycni.windows.sandbox import Sandbox, choose_api
 
+ROLLBACK_S = 30.0
+
 _native: abi.Native | None = None
 
 
@@ -23,6 +25,7 @@ class Service:
     """Both clients on one deadline."""
 
     def __init__(self, calls: Calls) -> None:
+        self._calls = calls
         self.hcn = Hcn(calls)
         self.hns = Hns(calls)
 
@@ -41,6 +44,11 @@ class Service:
     def own_dialect(self, configured: int | None) -> Dialect:
         """The schema for a call about the network as a whole: GC and STATUS."""
         return self.lenient_dialect(configured, Sandbox("", ""))
+
+    def for_rollback(self, dialect: Dialect) -> Dialect:
+        """The same schema with time of its own: a verb out of time must still clean up."""
+        fresh = Service(self._calls.until(time.monotonic() + ROLLBACK_S))
+        return fresh.v2 if isinstance(dialect, V2) else V1(fresh.hns)
 
     @property
     def v2(self) -> V2:
