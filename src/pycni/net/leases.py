@@ -48,6 +48,7 @@ _LAST = "last_reserved_ip."
 _OWNED = re.compile(rb"\s*[a-zA-Z0-9][a-zA-Z0-9_.\-]*[ \t]*(?:\r?\n.*)?", re.DOTALL)
 _WINDOWS = os.name == "nt"
 _LOCK_POLL_S = (0.0005, 0.005)  # first and longest pause between two tries for the lock
+_THREAD_POLL_S = 0.1  # how long to wait for another thread without looking at the deadline
 _TRIES = 3  # a foreign file in the way is removed once; more means somebody ignores the lock
 
 
@@ -150,10 +151,9 @@ class Leases:
         return None if content is None else Holder.read(content)
 
     def find_owned(self, container_id: str, ifname: str) -> tuple[IPAddress, ...]:
-        """The addresses leased to the attachment; if none, those its container has by id alone."""
-        owner = Holder(container_id, ifname)
-        found = self._confirmed(owner.content) or self._confirmed(Holder(container_id).content)
-        return tuple(address for name in found if (address := _address_of(name)) is not None)
+        """The addresses leased to the attachment, or to its container by id alone."""
+        exact, old = self._owned(container_id, ifname)
+        return exact + old
 
     def find_free(self, first: IPAddress, last: IPAddress) -> IPAddress | None:
         """The lowest address from `first` to `last` that the index believes to be free."""
@@ -181,8 +181,12 @@ class Leases:
         self._remove(_name_of(address))
 
     def release_owned(self, container_id: str, ifname: str) -> tuple[IPAddress, ...]:
-        """Remove every lease of the attachment and return the addresses."""
-        released = self.find_owned(container_id, ifname)
+        """Remove every lease of the attachment and return the addresses.
+
+        Leases of the old format are its own only if it has no others, as in the Go plugin.
+        """
+        exact, old = self._owned(container_id, ifname)
+        released = exact or old
         for address in released:
             self.release(address)
         return released
@@ -239,6 +243,12 @@ class Leases:
             _, draft = self._draft
             self._draft = None
             self._directory.discard(draft)
+
+    def _owned(self, container_id: str, ifname: str) -> Iterator[tuple[IPAddress, ...]]:
+        """The leases of the attachment, then those of its container in the old format."""
+        for holder in (Holder(container_id, ifname), Holder(container_id)):
+            addresses = map(_address_of, self._confirmed(holder.content))
+            yield tuple(address for address in addresses if address is not None)
 
     def _confirmed(self, content: bytes) -> tuple[str, ...]:
         """The names of the files that hold `content`, on disk and not only in the index."""
@@ -365,7 +375,7 @@ def _flock(directory: Directory, deadline: Deadline) -> None:
 
 
 def _acquire(lock: threading.Lock, deadline: Deadline) -> None:
-    while not lock.acquire(timeout=0.1):
+    while not lock.acquire(timeout=min(_THREAD_POLL_S, deadline.remaining_s() or _THREAD_POLL_S)):
         deadline.check()
 
 

@@ -111,6 +111,7 @@ def test_the_old_format_is_found_when_the_new_one_is_not(tmp_path: Path) -> None
     (tmp_path / NET / "10.1.2.4").write_bytes(b"c2")
     with locked(tmp_path) as found:
         assert (A,) == found.release_owned("c1", "eth7")
+        assert (B, C) == found.find_owned("c2", "eth0")
         assert (B,) == found.release_owned("c2", "eth0")
         assert (C,) == found.release_owned("c2", "eth0")
 
