@@ -289,6 +289,15 @@ def test_a_result_that_cannot_be_encoded_is_undone(noop: Noop) -> None:
     assert ["ADD noop", "DEL noop"] == noop.log
 
 
+def test_an_undo_that_fails_is_told_beside_the_cause(noop: Noop) -> None:
+    """The cause stays the error."""
+    noop.failures[Verb.DEL] = TryAgain("stuck")
+    config = {"cniVersion": "0.2.0", "prevResult": {"cniVersion": "0.2.0"}}
+    with pytest.raises(CniError, match="cannot convert") as caught:
+        call(noop, Verb.ADD, config)
+    assert "DEL failed too: stuck" in caught.value.details
+
+
 def test_an_add_whose_caller_is_gone_does_not_begin(noop: Noop) -> None:
     """The deadline is looked at before anything is touched."""
     deadline = Deadline(5)

@@ -257,6 +257,7 @@ def test_a_code_of_the_plugins_own_is_kept(exec_: Exec, make: Make) -> None:
         ("exit 3", "netplugin failed with no error message: exit status 3"),
         ("echo oops >&2; exit 1", 'netplugin failed: "oops": exit status 1'),
         ("kill -9 $$", "netplugin failed with no error message: signal: SIGKILL"),
+        ("kill -40 $$", "netplugin failed with no error message: signal: 40"),
         (
             "echo gibberish; exit 1",
             'netplugin failed but error parsing its diagnostic message "gibberish\\n": ',

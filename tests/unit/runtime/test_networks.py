@@ -9,6 +9,7 @@ import pytest
 
 from pycni.errors import InvalidConfig
 from pycni.model.config import NetworkConfigList
+from pycni.model.names import NetworkName
 from pycni.runtime.errors import (
     EtagMismatch,
     NetworkInUse,
@@ -154,6 +155,13 @@ def test_an_inline_network_is_itself(node: Node) -> None:
     node.networks.put(conflist("a"))
     assert "b" == node.networks.resolve(network("b")).config.plugins[0].type
     assert "" == node.networks.resolve(network("b")).etag
+
+
+def test_a_network_without_bytes_cannot_be_remembered(node: Node) -> None:
+    """DEL will need them."""
+    made = NetworkConfigList(name=NetworkName("net"), cniVersion="1.0.0")
+    with pytest.raises(InvalidConfig, match="has no JSON"):
+        node.networks.resolve(made)
 
 
 def test_a_network_in_use_is_not_deleted(node: Node) -> None:

@@ -65,6 +65,22 @@ def test_attach_all_is_all_or_nothing(lab: Lab, node: Node) -> None:
     assert ["eth0"] == [a.ifname for a in node.list().attachments]
 
 
+def test_what_attach_all_cannot_take_back_is_told_and_stays_owed(lab: Lab, node: Node) -> None:
+    """The cause stays the error."""
+    node.networks.put(conflist("c", name="two"))
+    lab.c.failures |= {Verb.ADD: TryAgain("busy")}
+    lab.a.failures |= {Verb.DEL: CniError("stuck")}
+    joins = [
+        Join(network="net", params=params(ifname="eth0")),
+        Join(network="two", params=params(ifname="eth1")),
+    ]
+    with pytest.raises(TryAgain, match="busy") as caught:
+        node.attach_all("c1", joins)
+    assert "detach attachment net/c1/eth0: stuck" in caught.value.details
+    assert "UNKNOWN" == caught.value.residue
+    assert State.FAILED == state(node)
+
+
 def test_attach_all_is_for_one_container(node: Node) -> None:
     """The lock is the container's."""
     with pytest.raises(InvalidConfig, match="same container"):

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pycni.errors import IOFailure
 from pycni.runtime.attachments import AttachmentKey, State
 from pycni.runtime.node import Node
 from pycni.runtime.opening import open_node, read_boot_id, take_lifeline
@@ -79,3 +80,13 @@ def test_a_daemon_a_plugin_has_left_is_not_waited_for_for_ever(
     assert "still running" in caplog.text
     os.close(own)
     os.close(daemon)
+
+
+def test_a_state_directory_that_cannot_be_used_is_let_go_of(tmp_path: Path) -> None:
+    """A second try must not find the first one in its way."""
+    (tmp_path / "plugins.lock").mkdir()
+    for _ in range(2):
+        with pytest.raises(IOFailure, match=r"cannot open .*plugins\.lock: Is a directory"):
+            reopen(tmp_path, Lab())
+    (tmp_path / "plugins.lock").rmdir()
+    reopen(tmp_path, Lab()).close()
