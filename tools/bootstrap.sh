@@ -93,6 +93,7 @@ missing_for_test() {
     has_file /usr/lib/cni/bridge /usr/libexec/cni/bridge /opt/cni/bin/bridge ||
         names containernetworking-plugins containernetworking-plugins cni-plugins
     has_command conntrack || names conntrack conntrack-tools conntrack-tools
+    has_command sysctl || names procps procps-ng procps
     has_command gcc || names gcc gcc gcc
     has_file /usr/include/stdio.h || names libc6-dev glibc-devel musl-dev
     # The public header that tests/windows checks our prototypes against.
