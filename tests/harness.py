@@ -45,11 +45,14 @@ class FixedConfig(Config, frozen=True, kw_only=True):
 
 
 class Fixed(Plugin[FixedConfig], type="fixed", config=FixedConfig):
-    """An IPAM plugin that answers what its configuration says and remembers what it was asked."""
+    """An IPAM plugin that answers what its configuration says and remembers what it was asked.
+
+    `meanwhile` runs while it is asked, for what happens elsewhere in the middle of a call.
+    """
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.before_failure: Callable[[], None] = lambda: None
+        self.meanwhile: Callable[[], None] = lambda: None
 
     def add(self, call: Call[FixedConfig]) -> Result:
         """Hand out the configured addresses."""
@@ -75,8 +78,8 @@ class Fixed(Plugin[FixedConfig], type="fixed", config=FixedConfig):
 
     def _asked(self, call: Call[FixedConfig]) -> None:
         self.asked.append(f"{call.verb} {call.container_id}".strip())
+        self.meanwhile()
         if call.verb in call.config.ipam.fail:
-            self.before_failure()
             raise CniError(f"fixed: {call.verb} fails as configured")
 
 

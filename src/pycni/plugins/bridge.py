@@ -128,6 +128,7 @@ class Bridge(Plugin[BridgeConfig], type="bridge", config=BridgeConfig):
                 bridges.wait_for_port(call.host.links, pair.host, bridge, call.deadline)
             if result.ips:
                 assign_addresses(call, pair, result)
+            call.deadline.check(f"ADD of {call.ifname}")  # nobody would take the result
             undo.commit()
         return result
 
@@ -240,6 +241,9 @@ def plug_in(call: Call[BridgeConfig], mac: Mac | None, undo: Undo) -> tuple[Link
             # The call that made the bridge has failed and taken it away before we had a port.
         else:
             undo.push(veth.remove, call.host, call.owner)
+            if not (config.is_gateway and call.ipam):
+                # A bridge's MAC may follow its ports, ours included; a gateway's is pinned.
+                bridge = call.host.links.get(bridge.index)
             return bridge, pair
     raise AssertionError("the last try returns or raises")
 
