@@ -11,6 +11,7 @@ Nothing here is made by the code under test.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address, ip_interface
@@ -110,17 +111,11 @@ class World:
         timeout_s: float = ANSWER_S,
     ) -> Flow:
         """Send a message from `client` to an address, answer it, and wait for the answer."""
-        kind = server.type
-        with self.client(client, kind, to, source=source) as sender:
+        with self.client(client, server.type, to, source=source) as sender:
             sender.settimeout(timeout_s)
-            server.settimeout(timeout_s)
             try:
                 sender.connect((to, port))
-                sender.sendall(b"ping")
-                answer = _answer_tcp if kind == TCP else _answer_udp
-                seen = answer(server)
-                if sender.recv(4) != b"pong":
-                    return Flow("")
+                seen = (_ask_tcp if server.type == TCP else _ask_udp)(sender, server)
             except OSError:
                 return Flow("")
         return Flow(seen.removeprefix("::ffff:"))
@@ -131,8 +126,12 @@ class World:
 
         def made() -> socket.socket:
             client = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET, kind)
-            if source:
-                client.bind((source, 0))
+            try:
+                if source:
+                    client.bind((source, 0))
+            except OSError:
+                client.close()
+                raise
             return client
 
         return self.namespace(name).run(made)
@@ -195,16 +194,28 @@ class World:
         run_in(namespace, "ip", "link", "set", link, "up")
 
 
-def _answer_tcp(server: socket.socket) -> str:
+def _ask_tcp(client: socket.socket, server: socket.socket) -> str:
+    server.settimeout(client.gettimeout())
+    client.sendall(b"ping")
     connection, peer = server.accept()
     with connection:
-        connection.settimeout(server.gettimeout())
+        connection.settimeout(client.gettimeout())
         connection.recv(4)
         connection.sendall(b"pong")
+    client.recv(4)
     return str(peer[0])
 
 
-def _answer_udp(server: socket.socket) -> str:
-    _, peer = server.recvfrom(16)
-    server.sendto(b"pong", peer)
-    return str(peer[0])
+def _ask_udp(client: socket.socket, server: socket.socket) -> str:
+    """A datagram may get lost while a cable settles or an address is looked up; ask again."""
+    tries = max(1, round((client.gettimeout() or 0) / SILENCE_S))
+    for each in (client, server):
+        each.settimeout(SILENCE_S)
+    for _ in range(tries):
+        client.sendall(b"ping")
+        with contextlib.suppress(TimeoutError):
+            _, peer = server.recvfrom(16)
+            server.sendto(b"pong", peer)
+            client.recv(4)
+            return str(peer[0])
+    raise TimeoutError
