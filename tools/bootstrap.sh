@@ -55,12 +55,18 @@ install_packages() {
     if ! is_root || [ -z "$MANAGER" ]; then
         die "missing system packages: $*" "install them as root:" "    $(install_command) $*"
     fi
-    export DEBIAN_FRONTEND=noninteractive
+    command=$(install_command)
+    if [ "$MANAGER" = apt-get ]; then
+        export DEBIAN_FRONTEND=noninteractive
+        # A fresh machine may be busy upgrading itself.
+        command="$command -o DPkg::Lock::Timeout=600"
+    fi
     # Old package lists name files that are gone: refresh them only when the first try fails.
-    if ! $(install_command) "$@" >/dev/null 2>&1 </dev/null; then
+    # shellcheck disable=SC2086 # the command is several words
+    if ! $command "$@" >/dev/null 2>&1 </dev/null; then
         [ "$MANAGER" != apt-get ] || run_quietly apt-get update || die "apt-get update failed"
-        # shellcheck disable=SC2046 # the command is several words
-        run_quietly $(install_command) "$@" || die "could not install: $*"
+        # shellcheck disable=SC2086 # the command is several words
+        run_quietly $command "$@" || die "could not install: $*"
     fi
     for name in "$@"; do say "installed $name"; done
 }
