@@ -63,18 +63,23 @@ def prepare(
         f"net/ipv4/conf/{ifname}/arp_notify": "1",
         f"{own}/accept_dad": "1" if detect_duplicates else "0",
     }
+    switches: list[str] = []
     if detect_duplicates:
         settings[f"{own}/enhanced_dad"] = "1"
     if any(address.version == 6 for address in addresses_of(result, ifname)):
         settings[f"{own}/ndisc_notify"] = "1"
-        settings["net/ipv6/conf/lo/disable_ipv6"] = "0"
-        settings[f"{own}/disable_ipv6"] = "0"
         settings[f"{own}/keep_addr_on_down"] = "1"
+        switches = ["net/ipv6/conf/lo/disable_ipv6", f"{own}/disable_ipv6"]
 
     def write() -> None:
         for key, value in settings.items():
             with contextlib.suppress(KernelError):
                 container.sysctl.write(key, value)
+        for key in switches:
+            # Read first: writing this one waits for the lock of all of networking, and spins.
+            with contextlib.suppress(KernelError):
+                if container.sysctl.read(key) != "0":
+                    container.sysctl.write(key, "0")
         container.rtnl  # noqa: B018 - opened while a thread is inside anyway
 
     container.run(write)
