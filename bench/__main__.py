@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import subprocess
@@ -146,18 +147,18 @@ def main(
 ) -> None:
     """Compare pycni with the Go plugins on this machine."""
     console = Console()
-    service = Service()
-    subjects: list[Subject] = [service, InProcess(), GoChain()]
-    try:
+    with contextlib.ExitStack() as closing:
+        subjects: list[Subject] = []
+        for side in (Service, InProcess, GoChain):
+            subjects.append(subject := side())
+            closing.callback(subject.close)
         with Progress(console=Console(stderr=True)) as progress:
             rows = measure(subjects, runs, progress)
             faster = ratios(rows)
             if crowd:
-                rows += measure_crowd(service, runs, progress)
+                assert isinstance(subjects[0], Service)
+                rows += measure_crowd(subjects[0], runs, progress)
             rows.append(measure_help(10))
-    finally:
-        for subject in subjects:
-            subject.close()
     print_table(console, rows, faster)
     if json_file is not None:
         json_file.write_text(json.dumps({"rows": rows, "ratios": faster}, indent=2) + "\n")

@@ -18,6 +18,7 @@ from pycni.kernel.side import Side
 from pycni.model.config import NetworkConfigList
 from pycni.runtime.attachments import AttachmentParams
 from pycni.runtime.executors import Executors
+from pycni.runtime.executors import InProcess as InProcessExecutor
 from pycni.runtime.runtime import Runtime
 from pycni.service.pb.cni.v2alpha1 import (
     attachments_pb2,
@@ -131,7 +132,7 @@ class InProcess:
     def __init__(self) -> None:
         self.world = World("inprocess")
         self._side = Side.open(self.world.path)
-        self._runtime = Runtime(Executors((), host=self._side))
+        self._runtime = Runtime(Executors(InProcessExecutor(self._side)))
         config = json.dumps(self.world.edge()).encode()
         self._network = NetworkConfigList.parse(config)
         self._results: dict[str, bytes] = {}
@@ -219,7 +220,13 @@ class GoChain:
     def check(self, container: Container, number: int) -> None:
         def chain() -> None:
             for plugin in self._config["plugins"]:
-                self._exec(plugin, "CHECK", container, number)
+                try:
+                    self._exec(plugin, "CHECK", container, number)
+                except RuntimeError as exc:
+                    # portmap 1.1.1 looks for its IPv4 rules among the IPv6 ones and fails every
+                    # dual-stack CHECK once IPv4 is done; the time it took is counted.
+                    if "could not check ipv6 dnat" not in str(exc):
+                        raise
 
         self.world.host.run(chain)
 
