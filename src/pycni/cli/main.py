@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from pycni import __version__
-from pycni.cli import attachment, demo, network, output, serve, tree
+from pycni.cli import attachment, demo, doctor, network, output, serve, tree
 from pycni.errors import CniError
 
 app = typer.Typer(
@@ -32,6 +32,8 @@ app.command("gc")(attachment.gc)
 app.command("list")(attachment.list_attachments)
 app.command("tree")(tree.tree)
 app.command("demo")(demo.demo)
+if sys.platform == "win32":
+    app.command("doctor")(doctor.doctor)
 
 
 def _show_version(wanted: bool) -> None:

@@ -114,7 +114,7 @@ class HnsSimulator:
         self.hook(function, lambda _call: refusal(hresult), times=times)
 
     def hang(self, function: str, *, after: bool = False) -> threading.Event:
-        """Make the next call of `function` wait until the event is set, before or after its work."""
+        """Make the next call of `function` wait for the event, before its work or after it."""
         release = threading.Event()
 
         def wait(call: NativeCall) -> Reply | None:
