@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import uuid
 
 import pytest
 
@@ -14,7 +13,7 @@ from pycni.windows.sandbox import Sandbox, choose_api, endpoint_name
 from pycni.windows.schemas import Version
 from tests.windows.drive import Node
 
-GUID = str(uuid.uuid4())
+GUID = "5f0ad2b4-1c3e-4f7a-9d21-6b8e7c0a9f13"
 
 
 def features(major: int, minor: int) -> Features:
