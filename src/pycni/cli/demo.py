@@ -36,7 +36,7 @@ HOST_V4, OUTSIDE_V4 = "198.51.100.1", "198.51.100.2"
 HOST_V6, OUTSIDE_V6 = "2001:db8:51::1", "2001:db8:51::2"
 # Prints the address each visitor comes from: what masquerading must have changed.
 WEB = """
-import http.server, socket, sys
+import http.server, socket, socketserver, sys
 class Visitor(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers()
@@ -44,7 +44,10 @@ class Visitor(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_): pass
 class Server(http.server.ThreadingHTTPServer):
     address_family = socket.AF_INET6
-Server(("::", 80), Visitor).serve_forever()
+    server_bind = socketserver.TCPServer.server_bind  # HTTPServer's asks the DNS for our name
+server = Server(("::", 80), Visitor)
+print("listening", flush=True)
+server.serve_forever()
 """
 
 
@@ -227,7 +230,11 @@ class Demonstration:
 
     def _start_web(self, name: str) -> None:
         command = ["ip", "netns", "exec", name, sys.executable, "-c", WEB, name]
-        self._children.append(subprocess.Popen(command))
+        child = subprocess.Popen(command, stdout=subprocess.PIPE)
+        self._children.append(child)
+        assert child.stdout is not None
+        if not child.stdout.readline():
+            raise DemoFailed(f"the web server of {name} did not start")
 
     def _addresses(self, container: str) -> list[str]:
         import json
