@@ -42,6 +42,9 @@ def create_endpoint(simulator: HnsSimulator, network: str, doc: Doc) -> Reply:
     return create(simulator, "Endpoint", {"Name": "e"} | doc, handle)
 
 
+NOBODY = "5f0ad2b4-1c3e-4f7a-9d21-6b8e7c0a9f13"
+
+
 @pytest.mark.parametrize(
     ("doc", "hresult"),
     [
@@ -73,7 +76,10 @@ def test_networks(simulator: HnsSimulator, doc: Doc, hresult: int) -> None:
     ("doc", "hresult"),
     [
         ({}, 0),
-        ({"HostComputeNamespace": "5f0ad2b4-1c3e-4f7a-9d21-6b8e7c0a9f13"}, hns_rules.INVALID_ENDPOINT),
+        (
+            {"HostComputeNamespace": "5f0ad2b4-1c3e-4f7a-9d21-6b8e7c0a9f13"},
+            hns_rules.INVALID_ENDPOINT,
+        ),
         ({"MacAddress": "00:15:5d:00:00:01"}, hns_rules.INVALID_ENDPOINT),
         ({"MacAddress": "0E-2A-0a-f4-03-0a"}, 0),
         ({"IpConfigurations": [{"IpAddress": "10.244.3.9"}]}, 0),

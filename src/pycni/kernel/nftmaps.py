@@ -33,15 +33,18 @@ from pycni.model.addresses import IPAddress
 NFPROTO = {"inet": 1, "ip": 2, "ip6": 10}
 
 NFT_MSG_GETTABLE = 1
+NFT_MSG_DELTABLE = 2
 NFT_MSG_GETCHAIN = 4
 NFT_MSG_DELCHAIN = 5
 NFT_MSG_GETRULE = 7
+NFT_MSG_GETSET = 10
 NFT_MSG_NEWSETELEM = 12
 NFT_MSG_GETSETELEM = 13
 NFT_MSG_DELSETELEM = 14
 NFT_MSG_GETGEN = 16
 
 NFTA_TABLE_NAME = 1
+NFTA_SET_TABLE, NFTA_SET_NAME = 1, 2
 NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME, NFTA_CHAIN_USE = 1, 3, 6
 NFTA_RULE_TABLE, NFTA_RULE_CHAIN = 1, 2
 NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 1, 2, 3
@@ -175,6 +178,17 @@ class Maps:
             if as_text(chain.get(NFTA_CHAIN_TABLE, b"")) == self._table
         }
 
+    def list_maps(self) -> list[str]:
+        """The names of the table's maps and sets."""
+        maps = [
+            attributes(payload, nfnetlink.HEADER_SIZE) for payload in self._dump(NFT_MSG_GETSET)
+        ]
+        return [
+            as_text(found[NFTA_SET_NAME])
+            for found in maps
+            if as_text(found.get(NFTA_SET_TABLE, b"")) == self._table
+        ]
+
     def count_rules(self, chain: str) -> int:
         """How many rules the chain has; 0 if there is no such chain."""
         wanted = text(NFTA_RULE_TABLE, self._table) + text(NFTA_RULE_CHAIN, chain)
@@ -186,9 +200,12 @@ class Maps:
         remove: Iterable[Slot] = (),
         add: Iterable[Element] = (),
         drop_chains: Iterable[str] = (),
+        drop_table: bool = False,
         generation: int = 0,
     ) -> bool:
         """Apply removals, then additions, then removals of chains, as one transaction.
+
+        With `drop_table` the table goes last, with whatever is in it.
 
         False, and nothing happened, when the ruleset is not at `generation` any more.
         """
@@ -203,6 +220,8 @@ class Maps:
             ),
             *(self._request(NFT_MSG_DELCHAIN, self._chain(chain)) for chain in drop_chains),
         ]
+        if drop_table:
+            requests.append(self._request(NFT_MSG_DELTABLE, text(NFTA_TABLE_NAME, self._table)))
         if not requests:
             return True
         op = "change maps of table"

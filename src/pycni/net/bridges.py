@@ -33,6 +33,8 @@ from pycni.net.veth import random_mac
 
 # As long as the reference waits in all; a port is up 0.1 to 0.6 ms after its peer.
 PORT_TIMEOUT_S = 2.55
+# Shared by networks, so no attachment's tag: the bridge of this name is ours to remove.
+MADE_BY_US = "cni:bridge"
 FIRST_PAUSE_S = 0.0001
 LONGEST_PAUSE_S = 0.01
 
@@ -167,7 +169,7 @@ def expect_kinds(links: Links, *kinds: str) -> None:
 def _create(host: Side, name: str, *, mtu: int, undo: Undo) -> Link:
     try:
         # Pin the MAC from the start; see ensure_gateway.
-        host.links.add(name, "bridge", mtu=mtu or None, mac=random_mac(), up=True)
+        host.links.add(name, "bridge", mtu=mtu or None, mac=random_mac(), up=True, alias=MADE_BY_US)
     except LinkExists:
         return host.links.get(name)  # another call was first; its kind is looked at by ours
     bridge = host.links.get(name)
@@ -175,6 +177,13 @@ def _create(host: Side, name: str, *, mtu: int, undo: Undo) -> Link:
     with contextlib.suppress(KernelError):  # no IPv6, or a read-only /proc/sys
         host.sysctl.write(f"net/ipv6/conf/{name}/accept_ra", "0")
     return bridge
+
+
+def remove_idle(host: Side, name: str) -> None:
+    """Remove the bridge if it was made here and has no ports; one that was there before stays."""
+    bridge = host.links.find(name)
+    if bridge is not None and bridge.kind == "bridge" and bridge.alias == MADE_BY_US:
+        _remove_unused(host, bridge)
 
 
 def _remove_unused(host: Side, bridge: Link) -> None:

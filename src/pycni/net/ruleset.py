@@ -39,6 +39,7 @@ import msgspec
 from pycni.errors import Busy
 from pycni.kernel.nft import Nft
 from pycni.kernel.nftmaps import Element, Maps, Slot
+from pycni.kernel.side import Side
 from pycni.model.addresses import IPInterface
 from pycni.net.owner import Owner, network_prefix
 
@@ -250,6 +251,26 @@ def remove_table(nft: Nft) -> None:
         if table(nft).table_exists():
             nft.run(f"delete table {FAMILY} {TABLE}")
         memory.generation, memory.chains = 0, {}
+
+
+def remove_idle_table(host: Side) -> None:
+    """Remove the table if nobody's elements are in it, and nothing on the node needs its guard."""
+    memory, ours = _memory(host.nft), table(host.nft)
+    with memory.lock:
+        # A changed generation means that somebody may be using it: then it stays.
+        generation = ours.generation()
+        if not ours.table_exists() or any(map(ours.list_elements, ours.list_maps())):
+            return
+        if _is_loopback_routed(host):
+            return
+        if ours.commit(drop_table=True, generation=generation):
+            memory.generation, memory.chains = 0, {}
+
+
+def _is_loopback_routed(host: Side) -> bool:
+    names = [link.name for link in host.links.list()]
+    keys = [f"net/ipv4/conf/{name}/route_localnet" for name in names]
+    return any(host.sysctl.exists(key) and host.sysctl.read(key) == "1" for key in keys)
 
 
 def table(nft: Nft) -> Maps:

@@ -29,7 +29,7 @@ from pycni.model.addresses import IPAddress, IPInterface, parse_cidr
 from pycni.model.names import IfName, Mac
 from pycni.model.request import CniArgs
 from pycni.model.result import DNS, Interface, Result, Route
-from pycni.net import addressing, bridges, masquerade, veth
+from pycni.net import addressing, bridges, masquerade, ruleset, veth
 from pycni.net.owner import Owner
 from pycni.net.undo import Gather, Undo
 from pycni.net.veth import BridgePort, Pair
@@ -166,6 +166,8 @@ class Bridge(Plugin[BridgeConfig], type="bridge", config=BridgeConfig):
         with Gather(f"collect garbage of {network}") as gather:
             gather.run(veth.remove_stale, call.host, network, valid)
             gather.run(masquerade.gc, call.host.nft, network, valid)
+            gather.run(bridges.remove_idle, call.host, call.config.bridge)
+            gather.run(ruleset.remove_idle_table, call.host)
             if call.ipam is not None:
                 gather.run(call.ipam.gc)
 

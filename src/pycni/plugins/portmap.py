@@ -106,6 +106,7 @@ class Portmap(Plugin[PortmapConfig], type="portmap", config=PortmapConfig):
         with Gather("unmap ports") as gather:
             gather.run(hostports.gc, call.host.nft, network, valid)
             gather.run(golang_leftovers.gc_nft, call.host.nft, network, valid)
+            gather.run(ruleset.remove_idle_table, call.host)
 
     def status(self, call: Call[PortmapConfig]) -> None:
         """Raise NotAvailable (50) if nftables does not work here or the options are wrong."""

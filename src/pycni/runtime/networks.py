@@ -67,8 +67,10 @@ class Networks:
         source: NetworkSource | None,
         events: EventLog,
         locks: SharedLocks,
+        retire: Callable[[NetworkConfigList], None] = lambda network: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._retire = retire
         self._store = store
         self._runtime = runtime
         self._source = source
@@ -145,12 +147,13 @@ class Networks:
     ) -> tuple[AttachmentKey, ...]:
         """Delete a stored network; return the attachments that outlive it, which needs `force`.
 
-        They keep the configuration they were added with.
+        They keep the configuration they were added with. Without any, what they shared goes too.
         """
         NetworkName.parse(name)
         # Alone: no ADD may find the network now and write its attachment after we have looked.
         with self._locks.alone(name, Deadline(DELETE_TIMEOUT_S)):
-            if self._store.get_network(name) is None:
+            stored = self._store.get_network(name)
+            if stored is None:
                 file = self._source.find(name) if self._source is not None else None
                 raise NetworkNotFound(name) if file is None else NetworkReadOnly(name, file.source)
             attachments = self._store.list_attachments(AttachmentFilter(network=name))
@@ -160,6 +163,8 @@ class Networks:
             if not validate_only:
                 self._store.delete_network(name, etag=etag)
                 self._events.publish(Event(kind=Kind.NETWORK_DELETED, network=name))
+                if not keys:
+                    self._retire(parse_network(stored.json))
         return keys
 
     def resolve(self, network: str | NetworkConfigList) -> Network:

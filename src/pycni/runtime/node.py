@@ -92,7 +92,13 @@ class Node:
         self._containers = SharedLocks("container")
         self._nesting = Nesting()
         self.networks = Networks(
-            store, runtime, source=source, events=self.events, locks=self._networks, clock=clock
+            store,
+            runtime,
+            source=source,
+            events=self.events,
+            locks=self._networks,
+            retire=lambda network: runtime.retire(network, neighbours(network.name)),
+            clock=clock,
         )
         self.readiness = Readiness(runtime, clock=clock)
         self._held = contextlib.ExitStack()

@@ -24,7 +24,7 @@ from pycni.model.config import NetworkConfigList, PluginConfig, request_config
 from pycni.model.deadline import Deadline
 from pycni.model.request import Attachment, Request, Verb
 from pycni.model.result import Result
-from pycni.model.version import GATES, at_least
+from pycni.model.version import CURRENT, GATES, at_least
 from pycni.runtime.attachments import AttachmentParams
 from pycni.runtime.dispatch import VALID_ATTACHMENTS, guard_netns
 from pycni.runtime.errors import ChainFailed, PluginNotFound, raise_all
@@ -188,10 +188,7 @@ class Runtime:
         """
         if network.disableGC or not at_least(network.cniVersion, GATES[Verb.GC]):
             return Outcome(skipped=True)
-        listed: dict[str, Raw] = {}
-        if valid is not None:
-            entries = jsonio.encode(sorted(valid, key=lambda a: (a.container_id, a.ifname)))
-            listed = {key: Raw(entries) for key in VALID_ATTACHMENTS}
+        listed = {} if valid is None else _listed(valid)
         deadline = deadline or Deadline()
         steps: list[Step] = []
         for index, plugin in enumerate(network.plugins):
@@ -200,6 +197,25 @@ class Runtime:
                 self._run(Verb.GC, index, plugin, config, None, deadline, steps)
         _raise_all(Verb.GC, steps)
         return Outcome(steps=tuple(steps))
+
+    def retire(self, network: NetworkConfigList, valid: Collection[Attachment]) -> None:
+        """Have the built-in plugins remove what attachments of a deleted network shared.
+
+        It is a GC, also for networks older than that verb: our own plugins understand it all the
+        same, and nobody else's is asked. Failures are logged, for nobody could repeat the call.
+        """
+        if network.disableGC:
+            return
+        current = msgspec.structs.replace(network, cniVersion=CURRENT)
+        steps: list[Step] = []
+        for index, plugin in enumerate(network.plugins):
+            if self.executors.find(plugin.type) is not self.executors.in_process:
+                continue
+            try:
+                config = request_config(current, plugin, extra=_listed(valid))
+                self._run(Verb.GC, index, plugin, config, None, Deadline(CLEANUP_TIMEOUT_S), steps)
+            except CniError as error:
+                log.warning("retiring network %s: %s: %s", network.name, plugin.type, error)
 
     def status(self, network: NetworkConfigList, *, deadline: Deadline | None = None) -> Outcome:
         """Raise the first plugin's reason why ADD could not be served (SPEC R21)."""
@@ -357,6 +373,11 @@ class Runtime:
                     error=failure,
                 )
             )
+
+
+def _listed(valid: Collection[Attachment]) -> dict[str, Raw]:
+    entries = jsonio.encode(sorted(valid, key=lambda a: (a.container_id, a.ifname)))
+    return {key: Raw(entries) for key in VALID_ATTACHMENTS}
 
 
 def _config(
