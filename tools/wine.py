@@ -45,7 +45,7 @@ WHEELS = (
     "colorama grpcio grpcio-health-checking grpcio-reflection grpcio-status click"
     " googleapis-common-protos iniconfig json5 markdown-it-py mdurl msgspec packaging pluggy"
     " protobuf pygments pytest pytest-timeout rich shellingham typer typing-extensions"
-    " annotated-doc"
+    " annotated-doc distlib"
 ).split()
 
 ENVIRONMENT = {
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def pip(*arguments: str) -> None:
     """This environment's pip, quietly."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq"]
     subprocess.run([*command, *arguments], check=True)
 
 

@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
 
 import msgspec
+import typer
 
 from pycni.cli import output
 from pycni.errors import CniError
-
-if TYPE_CHECKING:
-    import typer
 
 
 class DoctorFailed(CniError):
