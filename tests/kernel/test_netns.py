@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -26,7 +28,7 @@ def own() -> str:
 
 
 def test_run_is_inside_and_the_caller_stays_outside(make_netns: MakeNetns) -> None:
-    """The function sees the namespace; the calling thread never moves."""
+    """The function sees the namespace; afterwards the calling thread is where it was."""
     before = own()
     namespace = make_netns()
     inside = namespace.run(own)
@@ -36,25 +38,59 @@ def test_run_is_inside_and_the_caller_stays_outside(make_netns: MakeNetns) -> No
 
 
 def test_run_raises_what_the_function_raised(make_netns: MakeNetns) -> None:
-    """An exception crosses over as itself."""
+    """An exception crosses over as itself, and the thread is back outside."""
+    before = own()
 
     def fail() -> None:
         raise ZeroDivisionError("inside")
 
     with pytest.raises(ZeroDivisionError, match="inside"):
         make_netns().run(fail)
+    assert before == own()
 
 
-def test_run_uses_a_thread_that_dies(make_netns: MakeNetns) -> None:
-    """No thread is left behind in the namespace."""
-    before = threading.active_count()
-    thread = make_netns().run(threading.current_thread)
-    assert not thread.is_alive()
-    assert before == threading.active_count()
+def test_a_visit_concerns_its_own_thread_only(make_netns: MakeNetns) -> None:
+    """Other threads of the process stay where they are meanwhile."""
+    before = own()
+    inside, seen = threading.Event(), []
+
+    def look() -> None:
+        inside.wait(5)
+        seen.append(own())
+
+    other = threading.Thread(target=look)
+    other.start()
+    make_netns().run(lambda: (inside.set(), other.join(5)))
+    assert [before] == seen
+
+
+STRANDED = """
+import sys
+from pycni.kernel import netns
+netns.RETURN_TRIES, real, visits = 2, netns._libc, []
+class Libc:
+    def setns(self, *arguments):
+        visits.append(arguments)
+        return real.setns(*arguments) if len(visits) == 1 else -1
+netns._libc = Libc()
+try:
+    netns.Netns.open(sys.argv[1]).run(lambda: None)
+finally:
+    print("alive")
+"""
+
+
+def test_a_thread_that_cannot_return_ends_the_process(make_netns: MakeNetns) -> None:
+    """It must not serve another container from the wrong namespace."""
+    done = subprocess.run(
+        [sys.executable, "-c", STRANDED, make_netns().path], capture_output=True, check=False
+    )
+    assert -signal.SIGABRT == done.returncode
+    assert b"" == done.stdout
 
 
 def test_a_visit_inside_a_visit_stays_on_its_thread(make_netns: MakeNetns) -> None:
-    """To the same namespace; one to another takes a thread of its own, and leads back."""
+    """To the same namespace; one to another is a visit of its own, and leads back."""
     first, second = make_netns(), make_netns()
 
     def inside() -> tuple[bool, str, str]:
@@ -184,15 +220,3 @@ def test_the_directory_becomes_a_shared_mount(tmp_path: os.PathLike[str]) -> Non
     assert [True] == [any(field.startswith("shared:") for field in entry) for entry in entries]
     netns.remove_named(path)
     run_in(None, "umount", directory)
-
-
-def test_run_inside_run_stays_on_the_thread(make_netns: MakeNetns) -> None:
-    """Work for one namespace can be put together; for another one it still takes a thread."""
-    namespace, other = make_netns(), make_netns()
-    current = threading.current_thread
-    outer, inner, elsewhere = namespace.run(
-        lambda: (current(), namespace.run(current), other.run(lambda: (current(), own())))
-    )
-    assert outer is inner
-    assert outer is not elsewhere[0]
-    assert f"net:[{other.identity[1]}]" == elsewhere[1]

@@ -2,18 +2,21 @@
 """Network namespaces: handles on them, work inside them, names for them.
 
 A network namespace belongs to a *thread*, not to a process: `setns` moves only the thread that
-calls it. A thread that moved and failed to move back poisons whatever runs on it next, which in
-a pool is somebody else's request. So nothing here ever moves back: `Netns.run` starts a thread
-made for the purpose, moves it, calls the function and lets the thread die. That costs 0.06 ms.
+calls it. `Netns.run` moves the calling thread, calls the function and moves it back; nothing else
+can run on that thread meanwhile. A thread that could not be moved back would poison whatever runs
+on it next, which in a pool is somebody else's request: then the process ends itself at once, and
+its successor settles what was under way. A thread made for each visit would never have to return,
+but on a node that is not busy waking it takes 0.5 ms where a visit takes 0.06
+(docs/decisions/0008-visit-namespaces-in-place.md).
 
-What the thread leaves behind stays where it was made:
+What the visitor leaves behind stays where it was made:
 
 * a socket keeps the namespace it was created in, whichever thread uses it later; this is how
   `kernel.nlsocket` gets a netlink socket into a container without anybody living there;
-* a child process started by the thread lives in the namespace;
+* a child process or a thread started during the visit lives in the namespace;
 * `/proc/sys/net` shows the namespace of the thread that opens a file below it.
 
-What must not leave the thread is anything that looks the namespace up again by "the current
+What must not outlive the visit is anything that looks the namespace up again by "the current
 thread". This is the only module that calls `setns` and `unshare`. Python has them since 3.12;
 on 3.11 they are reached through ctypes.
 """
@@ -21,12 +24,13 @@ on 3.11 they are reached through ctypes.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import ctypes
 import errno
 import fcntl
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self, TypeVar
@@ -41,6 +45,9 @@ NS_GET_NSTYPE = 0xB703  # _IO(0xb7, 3), linux/nsfs.h
 MS_BIND, MS_REC, MS_SHARED = 0x1000, 0x4000, 0x100000
 MNT_DETACH = 2
 
+RETURN_TRIES, RETURN_PAUSE_S = 50, 0.02
+
+log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 # Which namespace `Netns.run` moved a thread into.
 _thread = threading.local()
@@ -100,18 +107,24 @@ class Netns:
         return self.identity == other.identity
 
     def run(self, fn: Callable[[], T]) -> T:
-        """Call `fn` on a throw-away thread inside the namespace; its result, or its exception.
+        """Call `fn` inside the namespace; its result, or its exception.
 
         On a thread that is inside already it is a plain call, so that work can be put together.
         """
-        if getattr(_thread, "inside", None) is self:
+        outer = getattr(_thread, "inside", None)
+        if outer is self:
             return fn()
-
-        def enter() -> None:
+        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
             setns(self)
             _thread.inside = self
-
-        return _on_own_thread(enter, fn)
+            try:
+                return fn()
+            finally:
+                _thread.inside = outer
+                _return_to(home)
+        finally:
+            os.close(home)
 
     def close(self) -> None:
         """Let go of the namespace; a second call does nothing."""
@@ -140,9 +153,19 @@ def run(namespace: Netns | None, fn: Callable[[], T]) -> T:
 
 
 def setns(namespace: Netns) -> None:
-    """Move the calling thread for good. For threads that die afterwards; see `Netns.run`."""
+    """Move the calling thread for good. For processes that live there; see `Netns.run`."""
     if _libc.setns(namespace.fd, CLONE_NEWNET):
         raise KernelError("enter network namespace", namespace.path, ctypes.get_errno())
+
+
+def _return_to(home: int) -> None:
+    """Move the calling thread back; it can fail only when the kernel has no memory left."""
+    for _ in range(RETURN_TRIES):
+        if not _libc.setns(home, CLONE_NEWNET):
+            return
+        time.sleep(RETURN_PAUSE_S)
+    log.critical("a thread cannot leave a container's network namespace: ending the process")
+    os.abort()
 
 
 def create_named(path: str) -> None:
@@ -156,7 +179,7 @@ def create_named(path: str) -> None:
     except OSError as exc:
         raise KernelError("create network namespace", path, exc.errno or 0) from exc
     try:
-        _on_own_thread(_unshare, lambda: _mount("/proc/thread-self/ns/net", path, MS_BIND))
+        _bind_new_namespace(path)
     except BaseException:
         os.unlink(path)
         raise
@@ -178,31 +201,18 @@ def remove_named(path: str) -> None:
         raise KernelError("remove network namespace", path, exc.errno or 0) from exc
 
 
-def _on_own_thread(enter: Callable[[], None], fn: Callable[[], T]) -> T:
-    """Start a thread, `enter()` and then `fn()` on it, join it, hand over what came of it."""
-    results: list[T] = []
-    failures: list[BaseException] = []
-    context = contextvars.copy_context()
-
-    def body() -> None:
+def _bind_new_namespace(path: str) -> None:
+    """Make a namespace, give it its name, and come back."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.unshare(CLONE_NEWNET):
+            raise KernelError("create", "network namespace", ctypes.get_errno())
         try:
-            enter()
-            results.append(context.run(fn))
-        except BaseException as exc:  # noqa: BLE001 - not swallowed: raised again by the caller
-            failures.append(exc)
-
-    thread = threading.Thread(target=body, name="netns", daemon=True)
-    thread.start()
-    thread.join()
-    if failures:
-        # pop: no cycle of exception -> traceback -> this frame -> exception
-        raise failures.pop()
-    return results[0]
-
-
-def _unshare() -> None:
-    if _libc.unshare(CLONE_NEWNET):
-        raise KernelError("create", "network namespace", ctypes.get_errno())
+            _mount("/proc/thread-self/ns/net", path, MS_BIND)
+        finally:
+            _return_to(home)
+    finally:
+        os.close(home)
 
 
 def _mount(source: str, target: str, flags: int) -> None:
