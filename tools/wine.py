@@ -40,13 +40,9 @@ EMBED_FILES = {
     "python312.dll": "b6227a506a9963e7c8182785a54e14a193af51f7b277a61dda04492b499f49ad",
     "_ctypes.pyd": "ed4170b2c2c302639301a01c6aac4c5575e6e4c936edc803d3ba6c34444e35e1",
 }
-# What the tests need of the development lock, by name there.
-WHEELS = (
-    "colorama grpcio grpcio-health-checking grpcio-reflection grpcio-status click"
-    " googleapis-common-protos iniconfig json5 markdown-it-py mdurl msgspec packaging pluggy"
-    " protobuf pygments pytest pytest-timeout rich shellingham typer typing-extensions"
-    " annotated-doc distlib"
-).split()
+# What the tests need of the development lock, beside what pycni itself needs.
+TEST_WHEELS = {"iniconfig", "packaging", "pluggy", "pygments", "pytest", "pytest-timeout"}
+BLOCK = re.compile(r"^([\w.-]+)==.*(?:\n {4}.*)*\n", re.MULTILINE)
 
 ENVIRONMENT = {
     "WINEPREFIX": str(PREFIX),
@@ -114,12 +110,12 @@ def ensure_python() -> None:
 
 def ensure_site() -> None:
     """Install the Windows wheels the lock pins."""
-    lock = (ROOT / "requirements-dev.lock").read_text(encoding="utf-8")
+    own = {match[1] for match in BLOCK.finditer(read_lock("requirements.lock"))}
     stamp = BUILD / "site.txt"
     chosen = "".join(
-        re.sub(r" ; [^\\]*", " ", block, count=1)
-        for block in re.findall(r"^\w.*(?:\n {4}.*)*\n", lock, re.MULTILINE)
-        if re.split("==", block, maxsplit=1)[0] in WHEELS
+        re.sub(r" ; [^\\]*", " ", match[0], count=1)
+        for match in BLOCK.finditer(read_lock("requirements-dev.lock"))
+        if match[1] in own | TEST_WHEELS
     )
     if stamp.exists() and stamp.read_text(encoding="utf-8") == chosen:
         return
@@ -140,6 +136,11 @@ def ensure_site() -> None:
     print("installed the wheels for Windows")
 
 
+def read_lock(name: str) -> str:
+    """One of the hashed lock files."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
 def ensure_prefix() -> None:
     """Make the wine prefix, as Windows 10: Debian's wine calls itself Windows 7 otherwise."""
     if (PREFIX / "system.reg").exists() and SYSTEM32.is_dir():
@@ -150,11 +151,15 @@ def ensure_prefix() -> None:
 
 
 def build_dlls() -> None:
-    """Compile the stand-ins into system32."""
+    """Compile the stand-ins, and what wine lacks for TLS, into system32."""
     sys.path.insert(0, str(ROOT / "src"))
     from pycni.testing import hns_forwarder
 
     hns_forwarder.build_dlls(SYSTEM32)
+    missing = SYSTEM32 / "bcryptprimitives.dll"
+    source = ROOT / "tools" / "bcryptprimitives.c"
+    command = [hns_forwarder.MINGW, "-shared", "-o", str(missing), str(source), "-ladvapi32"]
+    subprocess.run(command, check=True)
 
 
 def wine(*command: str) -> None:

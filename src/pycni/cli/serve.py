@@ -4,17 +4,28 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pycni.cli import output
 
+if TYPE_CHECKING:
+    from pycni.service.tls import TlsFiles
+
 CONF_DIR, STATE_DIR = "/etc/cni/net.d", "/var/lib/pycni"
 CACHE_DIR, SHIM_SOCKET = "/var/lib/cni", "/run/pycni/shim.sock"
 PLUGIN_PATH = "/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni"
+LISTEN = "127.0.0.1:8472"
+if sys.platform == "win32":
+    from pycni.windows import launchers
+
+    CONF_DIR = str(launchers.default_conf_dir())
+    PLUGIN_PATH = str(launchers.default_bin_dir())
+    STATE_DIR, CACHE_DIR = os.path.expandvars(r"%ProgramData%\pycni"), ""
 
 
 def serve(
@@ -35,8 +46,18 @@ def serve(
         str, typer.Option(help="Plugin executables call here; empty: nowhere.")
     ] = SHIM_SOCKET,
     plugin_path: Annotated[
-        str, typer.Option(envvar="CNI_PATH", help="Directories of plugin executables, by colons.")
+        str, typer.Option(envvar="CNI_PATH", help="Directories of plugin executables.")
     ] = PLUGIN_PATH,
+    listen: Annotated[
+        str, typer.Option(help="Listen on this host:port too; needs the three --tls options.")
+    ] = LISTEN,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="The service's certificate, for mutual TLS.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="The authority whose certificates clients must have.")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the service until it is told to stop by SIGTERM or Ctrl-C."""
@@ -47,14 +68,29 @@ def serve(
         level=log_level.upper(),
         format="%(levelname)s %(name)s %(message)s",
     )
+    unix = os.name == "posix"  # elsewhere there are no unix sockets to listen on
     settings = daemon.Settings(
-        socket=socket or context.obj.socket,
-        shim_socket=Path(shim_socket) if shim_socket else None,
+        socket=(socket or context.obj.socket) if unix else None,
+        shim_socket=Path(shim_socket) if shim_socket and unix else None,
         state_dir=state_dir,
         conf_dir=Path(conf_dir) if conf_dir else None,
         cache_dir=Path(cache_dir) if cache_dir else None,
-        plugin_path=tuple(part for part in plugin_path.split(":") if part),
+        plugin_path=tuple(part for part in plugin_path.split(os.pathsep) if part),
+        listen=listen,
+        tls=_tls_files(tls_cert, tls_key, tls_client_ca),
     )
     if sys.stderr.isatty() and not context.obj.json:
-        output.console().print(f"pycni serves on {settings.socket}; Ctrl-C stops it")
+        where = settings.socket or settings.listen
+        output.console().print(f"pycni serves on {where}; Ctrl-C stops it")
     daemon.serve(settings)
+
+
+def _tls_files(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
+    """All three or none."""
+    if cert is None and key is None and client_ca is None:
+        return None
+    if cert is None or key is None or client_ca is None:
+        raise typer.BadParameter("--tls-cert, --tls-key and --tls-client-ca go together")
+    from pycni.service.tls import TlsFiles
+
+    return TlsFiles(certificate=cert, key=key, client_ca=client_ca)

@@ -21,6 +21,7 @@ from pycni.runtime.node import DEFAULT_LIMITS, Node
 from pycni.runtime.outcomes import Limits
 from pycni.runtime.runtime import Runtime
 from pycni.runtime.store import SqliteStore
+from pycni.windows import boot
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ def open_node(
 
 def read_boot_id() -> str:
     """The kernel's name for this boot; empty where there is none."""
+    if os.name == "nt":
+        return boot.read_boot_id()
     try:
         return Side().sysctl.read("kernel/random/boot_id")
     except Unsupported:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from pycni.errors import InvalidEnvironment
 from pycni.exec import skel
 from pycni.exec.endpoint import ShimEndpoint
 from pycni.exec.framing import Call, Reply
@@ -19,6 +20,7 @@ from pycni.runtime.node import Node
 from pycni.runtime.opening import DEFAULT_PLUGIN_PATH, DEFAULT_STATE_DIR, open_node
 from pycni.service import systemd
 from pycni.service.server import Server
+from pycni.service.tls import DEFAULT_ADDRESS, TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +33,14 @@ GRACE_S = 30.0
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where a service keeps its things; None switches a part off."""
 
-    socket: Path = DEFAULT_SOCKET
+    socket: Path | None = DEFAULT_SOCKET
     shim_socket: Path | None = DEFAULT_SHIM_SOCKET
     state_dir: Path = Path(DEFAULT_STATE_DIR)
     conf_dir: Path | None = DEFAULT_CONF_DIR
     cache_dir: Path | None = None
     plugin_path: tuple[str, ...] = DEFAULT_PLUGIN_PATH
+    listen: str = DEFAULT_ADDRESS  # used with `tls` only
+    tls: TlsFiles | None = None
 
 
 def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> None:
@@ -54,8 +58,9 @@ def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> No
         node = open_node(str(settings.state_dir), plugin_path=settings.plugin_path)
         closing.callback(node.close)
         server = Server(node)
-        server.listen(settings.socket)
-        closing.callback(settings.socket.unlink, missing_ok=True)
+        addresses = _listen(server, settings)
+        if settings.socket is not None:
+            closing.callback(settings.socket.unlink, missing_ok=True)
         recovered = node.recover()
         log.info(
             "recovered attachments settled=%d failed=%d",
@@ -70,12 +75,30 @@ def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> No
             )
             shims.start()
             closing.callback(shims.stop, GRACE_S)
-        log.info("serving socket=%s", settings.socket)
+        log.info("serving on %s", ", ".join(addresses))
         ready()
         systemd.notify("READY=1")
-        stopped.wait()
+        while not stopped.wait(1.0):
+            pass  # Windows handles Ctrl-C between waits only
         systemd.notify("STOPPING=1")
         log.info("stopping: running calls have %.0f s to end", GRACE_S)
+
+
+def _listen(server: Server, settings: Settings) -> list[str]:
+    """Bind what the settings name and say where; raise InvalidEnvironment (4) if nothing is."""
+    addresses = []
+    if settings.socket is not None:
+        server.listen(settings.socket)
+        addresses.append(str(settings.socket))
+    if settings.tls is not None:
+        port = server.listen_tls(settings.listen, settings.tls)
+        addresses.append(f"{settings.listen.rpartition(':')[0]}:{port}")
+    if not addresses:
+        raise InvalidEnvironment(
+            "the service would listen nowhere",
+            hint="Windows needs --tls-cert, --tls-key and --tls-client-ca",
+        )
+    return addresses
 
 
 def _answer_shims(node: Node) -> Callable[[Call, int | None], Reply]:

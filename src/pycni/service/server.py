@@ -11,6 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from pycni.errors import IOFailure
 from pycni.exec.endpoint import claim_socket
 from pycni.runtime.node import Node
 from pycni.service.attachments import AttachmentsService
@@ -27,6 +28,7 @@ from pycni.service.pb.cni.v2alpha1 import (
     registry_pb2,
     registry_pb2_grpc,
 )
+from pycni.service.tls import TlsFiles
 
 WORKERS = 64
 READINESS = "cni.v2alpha1.Attachments"  # the name to ask health for: can it serve Add?
@@ -81,6 +83,17 @@ class Server:
             self._server.add_insecure_port(f"unix:{socket}")
         finally:
             os.umask(mask)
+
+    def listen_tls(self, address: str, files: TlsFiles) -> int:
+        """Bind host:port for clients with a certificate; return the port, which 0 leaves open."""
+        credentials = files.server_credentials()
+        try:
+            port = self._server.add_secure_port(address, credentials)
+        except RuntimeError as exc:
+            raise IOFailure(f"cannot listen on {address}: {exc}") from exc
+        if not port:
+            raise IOFailure(f"cannot listen on {address}")
+        return port
 
     def start(self) -> None:
         """Serve, and say that the node is live and ready."""
