@@ -9,6 +9,7 @@ module outside `kernel/` and `windows/` that starts processes.
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import select
@@ -36,6 +37,7 @@ from pycni.runtime import nesting, trace
 from pycni.runtime.dispatch import dispatch, fold, parse_config, text_field
 from pycni.runtime.errors import PluginFailed, PluginNotFound
 from pycni.runtime.redaction import redact
+from pycni.windows import processes
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,9 @@ STDOUT_LIMIT = 4 << 20
 STDERR_LIMIT = 64 << 10
 QUOTED_LIMIT = 2 << 10  # of a plugin's stderr or stdout in one error message
 CLEANUP_TIMEOUT_S = 60.0
+
+# What may follow a plugin's type in the name of its file.
+SUFFIXES = processes.SUFFIXES if os.name == "nt" else ("",)
 
 # An executable still open for writing, as just after an upgrade (libcni: 5 retries, 1 s apart).
 BUSY_TRIES = 6
@@ -184,8 +189,8 @@ class Exec:
     def find(self, plugin_type: str) -> str | None:
         """The first regular file of that name in path order (SPEC L5), or None."""
         PluginType.parse(plugin_type)
-        for directory in self.path:
-            candidate = os.path.join(directory, plugin_type)
+        for directory, suffix in itertools.product(self.path, SUFFIXES):
+            candidate = os.path.join(directory, plugin_type + suffix)
             try:
                 if stat.S_ISREG(os.stat(candidate).st_mode):
                     return candidate
@@ -222,7 +227,8 @@ class Exec:
                 entries = list(os.scandir(directory))
             except OSError:
                 continue
-            found.update(e.name for e in entries if e.is_file() and os.access(e.path, os.X_OK))
+            names = (e.name for e in entries if e.is_file() and os.access(e.path, os.X_OK))
+            found.update(name.removesuffix(SUFFIXES[0]) for name in names)
         return sorted(found)
 
     def validate(self, plugin_type: str, config: bytes) -> tuple[str, ...]:
@@ -283,13 +289,21 @@ class Exec:
         env: dict[str, str],
         deadline: Deadline,
     ) -> bytes:
-        process = self._start(executable, request.config, env, deadline)
-        stdout, stderr = _supervise(process, f"{request.verb} of plugin {plugin_type}", deadline)
+        what = f"{request.verb} of plugin {plugin_type}"
+        if os.name == "nt":
+            limits = {"stdout_limit": STDOUT_LIMIT, "stderr_limit": STDERR_LIMIT}
+            status, stdout, stderr = processes.run(
+                executable, request.config, env, deadline, what=what, **limits
+            )
+        else:
+            process = self._start(executable, request.config, env, deadline)
+            stdout, stderr = _supervise(process, what, deadline)
+            status = process.returncode
         said = redact(stderr.decode("utf-8", "replace"), request.config).strip()
         if said:
             log.info("plugin %s %s: %s", plugin_type, request.verb, said)
-        if process.returncode:
-            raise decode_failure(process.returncode, stdout, said, request.config)
+        if status:
+            raise decode_failure(status, stdout, said, request.config)
         return stdout
 
     def _start(

@@ -39,12 +39,17 @@ def default_conf_dir() -> pathlib.Path:
 
 def build(plugin_type: str, *, python: str = sys.executable) -> bytes:
     """The launcher of one plugin, for this processor."""
+    return pack(_MAIN.format(plugin=plugin_type), python=python)
+
+
+def pack(code: str, *, python: str = sys.executable) -> bytes:
+    """An executable that runs `code` with the interpreter `python`."""
     stub = "t64-arm.exe" if sysconfig.get_platform() == "win-arm64" else "t64.exe"
     program = (importlib.resources.files("distlib") / stub).read_bytes()
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as packed:
         entry = zipfile.ZipInfo("__main__.py", _EPOCH)
-        packed.writestr(entry, _MAIN.format(plugin=plugin_type))
+        packed.writestr(entry, code)
     # -E: what containerd's environment says about Python is not meant for us.
     return program + f'#!"{python}" -E\r\n'.encode() + archive.getvalue()
 
