@@ -13,7 +13,7 @@ from pycni.windows import errors, schemas
 from pycni.windows.abi import Reply
 from pycni.windows.dialects import wait_for_management_ip
 from pycni.windows.schemas import Endpoint, IpConfiguration, Modify, Network, Policy
-from tests.windows.drive import CBR0, Doc, Node
+from tests.windows.drive import CBR0, Doc, Node, bridge
 
 
 def network_doc(**keys: object) -> Network:
@@ -256,3 +256,22 @@ def test_two_networks_of_one_name_do_not_come_to_be(node: Node) -> None:
     """The error is a conflict."""
     with pytest.raises(errors.HnsConflict, match="already exists"):
         node.service.hcn.networks.create(network_doc(Name=CBR0["Name"]))
+
+
+def test_only_missing_destinations_are_added_later(node: Node) -> None:
+    """What the service shows of other policies is not sent again."""
+    exceptions = ["10.0.0.0/8"], ["172.16.0.0/12"]
+    values = [{"Type": "OutBoundNAT", "Settings": {"Exceptions": one}} for one in exceptions]
+    conf = bridge(
+        loopbackDSR=True,
+        policies=[{"name": "EndpointPolicy", "value": value} for value in values],
+    )
+
+    def split(_call: NativeCall) -> None:
+        endpoint = node.endpoint("c1_cbr0")
+        endpoint["Policies"] = list(values)
+
+    node.simulator.hook("HcnQueryEndpointProperties", split)
+    node.run("ADD", conf).expect()
+    added = {"Type": "OutBoundNAT", "Settings": {"Destinations": ["10.244.3.2"]}}
+    assert [*values, added] == node.endpoint("c1_cbr0")["Policies"]

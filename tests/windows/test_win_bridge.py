@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import Any
 
 import pytest
 
-from pycni.errors import CniError
+from pycni import plugins
+from pycni.errors import CniError, InvalidConfig
+from pycni.runtime.dispatch import parse_config
 from pycni.windows import errors
 from tests.windows.drive import Doc, Node, bridge, wait_until_clean
 
@@ -160,6 +163,65 @@ def test_an_add_out_of_time_still_cleans_up(node: Node) -> None:
     assert ([], []) == (node.simulator.named("Endpoint", "c1_cbr0"), node.leases())
     release.set()
     wait_until_clean(node.simulator)
+
+
+@pytest.mark.parametrize(
+    ("address", "keys", "message"),
+    [
+        ("10.244.3.10/24", {"gateway": "ipam"}, "gateway: IPAM gave no gateway for 10.244.3.10/24"),
+        ("10.244.3.10/32", {}, "ipam: 10.244.3.10/32 is too small for its gateway"),
+    ],
+)
+def test_a_gateway_that_cannot_be_found_is_named(
+    node: Node, address: str, keys: Doc, message: str
+) -> None:
+    """Code 7, and the address goes back."""
+    conf = bridge(ipam=node.answer_ipam({"ips": [{"address": address}]}), **keys)
+    error = node.run("ADD", conf).expect_error()
+    assert (7, True) == (error.wire_code, error.msg.startswith(message)), error.msg
+    assert "IPAM DEL" in node.functions()
+
+
+@pytest.mark.parametrize(
+    ("ips", "message"),
+    [
+        ([], "IPAM plugin return is missing IP config"),
+        (
+            [{"address": "10.244.3.10/24"}, {"address": "10.244.3.11/24"}],
+            "ipam: an endpoint has one IPv4 and one IPv6 address at most",
+        ),
+    ],
+)
+def test_an_endpoint_takes_one_address_of_each_family(
+    node: Node, ips: list[Doc], message: str
+) -> None:
+    """None and two of a kind are errors."""
+    error = node.run("ADD", bridge(ipam=node.answer_ipam({"ips": ips}))).expect_error()
+    assert error.msg.startswith(message)
+
+
+def test_a_gateway_of_one_family_leaves_the_other_to_ipam(node: Node) -> None:
+    """An address configured for IPv4 says nothing of IPv6."""
+    (network,) = node.simulator.named("Network", "cbr0")
+    network["Ipams"][0]["Subnets"].append({"IpAddressPrefix": "fd00:3::/64"})
+    ips = [
+        {"address": "10.244.3.10/24", "gateway": "10.244.3.1"},
+        {"address": "fd00:3::a/64", "gateway": "fd00:3::1"},
+    ]
+    conf = bridge(ipam=node.answer_ipam({"ips": ips}), gateway="10.244.3.9")
+    result = node.run("ADD", conf).expect()
+    assert ["10.244.3.9", "fd00:3::1"] == [ip["gateway"] for ip in result["ips"]]
+
+
+@pytest.mark.parametrize("plugin", ["win-bridge", "win-overlay", "nat"])
+def test_a_network_is_validated_without_touching_anything(node: Node, plugin: str) -> None:
+    """Before it is accepted, and before a chain acts."""
+    conf = {"name": "n", "type": plugin, "policies": [{"name": "EndpointPolicy", "value": {}}]}
+    found = plugins.load(plugin)
+    found.validate(parse_config(found, json.dumps(conf | {"policies": []}).encode()))
+    with pytest.raises(InvalidConfig, match=r"policies\[0\].value: a policy needs a Type"):
+        found.validate(parse_config(found, json.dumps(conf).encode()))
+    assert [] == node.functions()
 
 
 # -- schema 1 --------------------------------------------------------------------------------------

@@ -249,9 +249,10 @@ def _add_late_policies(dialect: Dialect, spec: Spec, endpoint: Endpoint) -> None
     """Policies on an address that the service chose can only come now."""
     if not spec.loopback_dsr or not has_dsr(dialect.hns.features):
         return
-    late = policies.PolicyList(endpoint.policies)
+    present = [one for one in endpoint.policies if "Destinations" in one.Settings]
+    late = policies.PolicyList(present)
     late.add_destinations(endpoint.addresses)
-    missing = tuple(one for one in late.freeze() if one not in endpoint.policies)
+    missing = late.freeze()[len(present) :]
     if missing:
         dialect.add_policies(endpoint, missing)
 
