@@ -136,3 +136,23 @@ if sys.platform == "win32":
         assert {f"fd00:3::{number}/64" for number in range(2, 6)} == addresses
         names = {path.name for path in (node.data_dir / "net").iterdir()}
         assert {"fd00_3__2", "fd00_3__5", "lock"} <= names
+
+    def test_pycni_install_and_uninstall(tmp_path: pathlib.Path) -> None:
+        """Where containerd looks unless told otherwise; twice changes nothing."""
+
+        def pycni(*arguments: str) -> dict[str, list[str]]:
+            command = [sys.executable, "-m", "pycni.cli.main", "--json", *arguments]
+            env = dict(os.environ) | {"PROGRAMFILES": str(tmp_path)}
+            done = subprocess.run(
+                command, capture_output=True, stdin=subprocess.DEVNULL, env=env, check=True
+            )
+            answer: dict[str, list[str]] = json.loads(done.stdout)
+            return answer
+
+        bin_dir = tmp_path / "containerd" / "cni" / "bin"
+        installed = pycni("install")["installed"]
+        assert sorted(installed) == sorted(str(path) for path in bin_dir.iterdir())
+        assert str(bin_dir / "win-bridge.exe") in installed
+        assert [] == pycni("install")["installed"]
+        assert sorted(installed) == pycni("uninstall")["removed"]
+        assert [] == list(bin_dir.iterdir())

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from pycni import __version__
-from pycni.cli import attachment, demo, doctor, network, output, serve, tree
+from pycni.cli import attachment, demo, doctor, install_windows, network, output, serve, tree
 from pycni.errors import CniError
 
 app = typer.Typer(
@@ -34,6 +34,8 @@ app.command("tree")(tree.tree)
 app.command("demo")(demo.demo)
 if sys.platform == "win32":
     app.command("doctor")(doctor.doctor)
+    app.command("install")(install_windows.install)
+    app.command("uninstall")(install_windows.uninstall)
 
 
 def _show_version(wanted: bool) -> None:
