@@ -142,17 +142,20 @@ if sys.platform == "win32":
 
         def pycni(*arguments: str) -> dict[str, list[str]]:
             command = [sys.executable, "-m", "pycni.cli.main", "--json", *arguments]
-            env = dict(os.environ) | {"PROGRAMFILES": str(tmp_path)}
             done = subprocess.run(
-                command, capture_output=True, stdin=subprocess.DEVNULL, env=env, check=True
+                command, capture_output=True, stdin=subprocess.DEVNULL, check=True
             )
             answer: dict[str, list[str]] = json.loads(done.stdout)
             return answer
 
-        bin_dir = tmp_path / "containerd" / "cni" / "bin"
-        installed = pycni("install")["installed"]
+        program_files = pathlib.Path(os.environ["PROGRAMFILES"])
+        assert program_files / "containerd" / "cni" / "bin" == launchers.default_bin_dir()
+        assert program_files / "containerd" / "cni" / "conf" == launchers.default_conf_dir()
+        bin_dir = tmp_path / "cni" / "bin"
+        option = ("--bin-dir", str(bin_dir))
+        installed = pycni("install", *option)["installed"]
         assert sorted(installed) == sorted(str(path) for path in bin_dir.iterdir())
         assert str(bin_dir / "win-bridge.exe") in installed
-        assert [] == pycni("install")["installed"]
-        assert sorted(installed) == pycni("uninstall")["removed"]
+        assert [] == pycni("install", *option)["installed"]
+        assert sorted(installed) == pycni("uninstall", *option)["removed"]
         assert [] == list(bin_dir.iterdir())
