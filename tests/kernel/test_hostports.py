@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_interface
 from time import perf_counter
 
 import pytest
@@ -187,6 +187,15 @@ def test_packets_from_a_container_to_the_nodes_loopback_are_dropped(nat: World) 
     assert arrives()
     map_ports(nat, WEB)
     assert not arrives()
+
+
+def test_loopback_is_opened_only_where_containers_are(nat: World) -> None:
+    """An address the node has no way to, and one of its own, change nothing."""
+    before = run_in(nat.host, "nft", "list", "ruleset")
+    hostports.open_loopback(nat.side, [ip_interface("203.0.113.5/24")])
+    hostports.open_loopback(nat.side, [ip_interface("10.88.0.1/24"), ip_interface("fd88::1/64")])
+    assert before == run_in(nat.host, "nft", "list", "ruleset")
+    assert "0" == nat.side.sysctl.read("net/ipv4/conf/br0/route_localnet")
 
 
 def test_a_udp_flow_from_before_the_mapping_is_forgotten(nat: World) -> None:
