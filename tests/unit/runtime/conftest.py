@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from pycni.runtime.node import Node
+from tests.unit.runtime import fakes
 from tests.unit.runtime.fakes import Lab, conflist
+
+
+@pytest.fixture(autouse=True)
+def _close_stores() -> Iterator[None]:
+    """A store left open would warn at some later test's expense."""
+    yield
+    while fakes.OPENED:
+        fakes.OPENED.pop().close()
 
 
 @pytest.fixture

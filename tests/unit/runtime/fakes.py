@@ -85,6 +85,10 @@ class Noop(Plugin[NoopConfig], type="noop", config=NoopConfig):
             raise self.failures[call.verb]
 
 
+# Stores in memory to be closed after the test, whoever holds them by then.
+OPENED: list[SqliteStore] = []
+
+
 class Lab:
     """Three fake plugins called a, b and c, and what is built on them."""
 
@@ -101,6 +105,7 @@ class Lab:
         """The store, in memory unless one was given."""
         if self._store is None:
             self._store = SqliteStore.open(":memory:")
+            OPENED.append(self._store)
         return self._store
 
     def node(self, *, boot_id: str = "boot-1", limits: Limits | None = None, **more: Any) -> Node:

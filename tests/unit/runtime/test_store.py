@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +155,11 @@ def test_a_path_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def store() -> SqliteStore:
+def store() -> Iterator[SqliteStore]:
     """An empty store in memory."""
-    return SqliteStore.open(":memory:")
+    store = SqliteStore.open(":memory:")
+    yield store
+    store.close()
 
 
 def test_etags_stand_for_content_and_revisions_count_changes(store: SqliteStore) -> None:
