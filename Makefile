@@ -10,7 +10,7 @@ COMPILE := $(UV) pip compile pyproject.toml --group build --universal --python-v
 	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-wine check format bench proto lock clean
+.PHONY: help demo test test-clients test-wine check format bench proto lock clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -21,8 +21,12 @@ demo: ## Show the service at work, in namespaces of its own (root)
 
 test: ## Run every test; ARGS="..." goes to pytest (root)
 	@tools/bootstrap.sh test
-	@$(ISOLATED) $(PYTHON_BIN)/python -m pytest -m "" --fail-on-skip $(or $(ARGS),--cov --cov-report=)
+	@$(ISOLATED) $(PYTHON_BIN)/python -m pytest -m "" --fail-on-skip --ignore=tests/clients $(or $(ARGS),--cov --cov-report=)
 	@$(if $(ARGS),,tools/coverage_gate.sh)
+
+test-clients: ## Let containerd and podman run the plugins; ARGS="..." goes to pytest (root)
+	@tools/bootstrap.sh test-clients
+	@$(ISOLATED) $(PYTHON_BIN)/python -m pytest -m "" --fail-on-skip tests/clients $(ARGS)
 
 test-wine: ## Run the Windows tests with a Windows Python under wine; ARGS="..." goes to pytest
 	@tools/test-wine.sh $(ARGS)

@@ -6,6 +6,7 @@
 #   tools/bootstrap.sh demo     .venv with the runtime dependencies, the system packages of the demo
 #   tools/bootstrap.sh test     .venv with the development dependencies, every system package
 #   tools/bootstrap.sh bench    as test
+#   tools/bootstrap.sh test-clients    as test, and the runtimes that run the plugins
 #
 # Python dependencies come from the hashed locks, system packages from the distribution's package
 # manager. Running it again when nothing is missing takes a few milliseconds. Without root it says
@@ -107,6 +108,13 @@ missing_for_test() {
         /usr/x86_64-w64-mingw32/sys-root/mingw/include/computenetwork.h \
         /usr/x86_64-w64-mingw32/include/computenetwork.h ||
         names mingw-w64-common mingw64-headers mingw-w64-headers
+}
+
+missing_for_clients() {
+    has_command containerd || names containerd containerd containerd
+    has_command runc || names runc runc runc
+    has_command podman || names podman podman podman
+    has_file /bin/busybox || names busybox-static busybox busybox-static
 }
 
 # --- Python ---
@@ -214,7 +222,14 @@ case $target in
         require_namespaces
         ensure_python requirements-dev.lock
         ;;
+    test-clients)
+        require_root "$target"
+        # shellcheck disable=SC2046 # a list of words
+        install_packages $(missing_for_demo) $(missing_for_test) $(missing_for_clients)
+        require_namespaces
+        ensure_python requirements-dev.lock
+        ;;
     *)
-        die "usage: tools/bootstrap.sh check|demo|test|bench"
+        die "usage: tools/bootstrap.sh check|demo|test|bench|test-clients"
         ;;
 esac
