@@ -14,6 +14,7 @@ a part that may be absent is a `Raw` with a default, never `Raw | None`, which m
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -86,6 +87,12 @@ _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
 _ITEMS = msgspec.json.Decoder(list[Raw])
 _NULL, _BLANK = b"null", b'""'
 
+# Deeper than any configuration, and within the recursion every supported interpreter allows: what
+# is refused must not depend on who runs it.
+MAX_DEPTH = 512
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_BRACKET = re.compile(rb"[\[\]{}]")
+
 
 def decode(data: Buffer, type: type[T], *, where: str = "") -> T:
     """Read `data` as `type`; not JSON is code 6, a wrong shape is code 7 and names its path.
@@ -145,6 +152,8 @@ class _NotAnObject(Exception):
 
 
 def _guarded(read: Callable[[Any], T], data: Buffer, where: str) -> T:
+    if _is_too_deep(data if isinstance(data, bytes) else bytes(data)):
+        raise DecodeFailure(_prefixed(where, f"nested too deep: more than {MAX_DEPTH} levels"))
     try:
         return read(data)
     except msgspec.ValidationError as exc:
@@ -158,8 +167,18 @@ def _guarded(read: Callable[[Any], T], data: Buffer, where: str) -> T:
         if not bytes(data).strip():
             reason = "the document is empty"
         raise DecodeFailure(_prefixed(where, f"not valid JSON: {reason}")) from exc
-    except RecursionError as exc:
-        raise DecodeFailure(_prefixed(where, "nested too deep")) from exc
+
+
+def _is_too_deep(data: bytes) -> bool:
+    # Each level needs a bracket, so a document with few of them need not be looked at.
+    if data.count(b"{") + data.count(b"[") <= MAX_DEPTH:
+        return False
+    depth = 0
+    for bracket in _BRACKET.findall(_STRING.sub(b"", data)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MAX_DEPTH:
+            return True
+    return False
 
 
 def fold_key(key: str) -> str:

@@ -434,6 +434,20 @@ def test_deep_documents_are_read_or_refused(document: str, depth: int) -> None:
             jsonio.decode(data, kind)  # type: ignore[type-var]  # several types
 
 
+def nested(levels: int) -> bytes:
+    """A document of that many objects, one in the other."""
+    return b'{"a":' * levels + b'"[{"' + b"}" * levels
+
+
+def test_documents_are_nested_up_to_a_limit() -> None:
+    """The same on every interpreter; what stands in strings does not count."""
+    assert jsonio.loads(nested(jsonio.MAX_DEPTH))
+    with pytest.raises(DecodeFailure, match="more than 512 levels"):
+        jsonio.loads(nested(jsonio.MAX_DEPTH + 1))
+    many = [{"text": "[[[" * 600}, [{}] * 600]
+    assert many == jsonio.loads(jsonio.encode(many))
+
+
 def test_endless_values_are_code_6() -> None:
     """Only a caller's own Python value can be endless."""
     with pytest.raises(DecodeFailure, match=r"^x: nested too deep$"):
