@@ -64,7 +64,9 @@ def test_each_prototype_is_that_of_the_public_header() -> None:
     table = {
         row.name: ("HRESULT", row.params)
         for row in abi.SIGNATURES.values()
-        if row.library == abi.COMPUTENETWORK and row.name not in UNDOCUMENTED
+        if row.library == abi.COMPUTENETWORK
+        # Newer headers know some of what older ones leave out.
+        and (row.name in header or row.name not in UNDOCUMENTED)
     }
     assert header == table
 
