@@ -347,12 +347,13 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 10) -> None:
         time.sleep(0.02)
 
 
-def processes(marker: str) -> list[int]:
-    """The processes whose environment has the marker."""
+def processes(*markers: str) -> list[int]:
+    """The processes whose environment has every marker."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if marker.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            if all(marker.encode() in environ for marker in markers):
                 found.append(int(pid))
         except OSError:
             continue
@@ -369,7 +370,7 @@ def test_cancelling_an_add_kills_its_plugin_and_leaves_nothing(
 
     def cancel() -> None:
         wait_for((tmp_path / "asleep").exists)
-        assert 2 == len(processes("CNI_CONTAINERID=c1"))
+        assert 2 == len(processes("CNI_CONTAINERID=c1", str(tmp_path)))
         assert State.ADDING is service.get(KEY).state
         assert 1 == len(veths(machine))
         deadline.cancel()
@@ -380,7 +381,7 @@ def test_cancelling_an_add_kills_its_plugin_and_leaves_nothing(
         service.add("net", params(machine), deadline=deadline)
     thread.join()
     assert "NONE" == caught.value.residue
-    wait_for(lambda: not processes("CNI_CONTAINERID=c1"))
+    wait_for(lambda: not processes("CNI_CONTAINERID=c1", str(tmp_path)))
     assert [] == veths(machine) + leases(tmp_path)
     assert () == service.list().attachments
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import enum
 import os
+from typing import Self
 
 import msgspec
 
-from pycni.errors import InvalidEnvironment
-from pycni.model import jsonio
+from pycni.errors import CniError, InvalidConfig, InvalidEnvironment
+from pycni.model import jsonio, request
 from pycni.model.names import ContainerId, IfName
 
 
@@ -141,6 +142,32 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
         found = [what for what, different in differences.items() if different]
         return f"different: {', '.join(found)}" if found else ""
 
+    def params_for_delete(
+        self, netns: str, netns_fd: int | None, *, boot_id: str
+    ) -> AttachmentParams:
+        """The parameters of ADD, with a path that still leads to ADD's namespace, or with none.
+
+        Paths are reused (/proc/PID/ns/net after the process): a DEL must not work in a namespace
+        that is another container's by now (plugins #714). After a reboot every one is.
+        """
+        known = self.netns_id
+        if self.boot_id != boot_id:
+            return self.params("")
+        if netns_fd is not None and known in ("", namespace_id("", netns_fd)):
+            params = self.params(netns or self.netns)
+            return msgspec.structs.replace(params, netns_fd=netns_fd)
+        for path in (netns, self.netns):
+            if path and known in ("", namespace_id(path)):
+                return self.params(path)
+        return self.params("")
+
+    @property
+    def entry(self) -> request.Attachment:
+        """This attachment as a list of valid ones has it."""
+        return request.Attachment(
+            container_id=ContainerId(self.container_id), ifname=IfName(self.ifname)
+        )
+
 
 class StoredError(msgspec.Struct, frozen=True, kw_only=True):
     """Why an attachment is FAILED, as `List` and `Get` tell it."""
@@ -151,6 +178,18 @@ class StoredError(msgspec.Struct, frozen=True, kw_only=True):
     verb: str = ""
     plugin_type: str = ""
     plugin_index: int | None = None
+
+    @classmethod
+    def of(cls, error: CniError) -> Self:
+        """What of `error` outlives it."""
+        return cls(
+            code=error.wire_code,
+            msg=error.msg,
+            details=error.details,
+            verb=error.verb or "",
+            plugin_type=error.plugin_type or "",
+            plugin_index=error.plugin_index,
+        )
 
 
 def namespace_id(path: str, fd: int | None = None) -> str:
@@ -166,3 +205,13 @@ def namespace_id(path: str, fd: int | None = None) -> str:
 
 def _documents(arguments: dict[str, msgspec.Raw]) -> dict[str, object]:
     return {name: jsonio.loads(raw) for name, raw in arguments.items()}
+
+
+def parse_page_token(token: str) -> AttachmentKey | None:
+    """The key behind which a list goes on; raise InvalidConfig unless the token is one of ours."""
+    if not token:
+        return None
+    parts = token.split("/", 2)
+    if len(parts) != 3:
+        raise InvalidConfig(f"page_token: not one this service gave: {token!r}")
+    return AttachmentKey(*parts)

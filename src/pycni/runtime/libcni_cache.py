@@ -24,6 +24,7 @@ from pycni.errors import CniError, InvalidConfig, IOFailure
 from pycni.model import jsonio, request
 from pycni.model.names import ContainerId, IfName, NetworkName
 from pycni.model.result import Result
+from pycni.runtime.attachments import Attachment
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,26 @@ class LibcniCache:
             self._replace(path, _encode_entry(entry))
         except OSError as exc:
             raise IOFailure(f"cannot write {path}: {exc.strerror}") from exc
+
+    def remember(self, attachment: Attachment) -> None:
+        """Write what libcni's callers should find of an attachment that is stored elsewhere too.
+
+        A failure is only logged: the store is what the node itself relies on.
+        """
+        entry = CachedAttachment(
+            network=attachment.network,
+            container_id=attachment.container_id,
+            ifname=attachment.ifname,
+            netns=attachment.netns,
+            config=attachment.config,
+            cni_args=attachment.cni_args,
+            capability_args=attachment.capability_args,
+            result=attachment.result or b"",
+        )
+        try:
+            self.write(entry)
+        except IOFailure as error:
+            log.warning("%s is not in libcni's cache: %s", attachment.key, error)
 
     def remove(self, network: str, container_id: str, ifname: str) -> None:
         """Remove the attachment's file, readable or not; absent, or another's, is fine."""

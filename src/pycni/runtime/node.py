@@ -19,7 +19,7 @@ from pycni.errors import CniError, InvalidConfig, InvalidNetns, doing
 from pycni.model import jsonio, request
 from pycni.model.config import NetworkConfigList
 from pycni.model.deadline import Deadline
-from pycni.model.names import ContainerId, IfName, NetworkName
+from pycni.model.names import ContainerId, NetworkName
 from pycni.model.request import Request, Verb
 from pycni.runtime.attachments import (
     Attachment,
@@ -28,10 +28,12 @@ from pycni.runtime.attachments import (
     State,
     StoredError,
     namespace_id,
+    parse_page_token,
 )
 from pycni.runtime.dispatch import fold, text_field
 from pycni.runtime.errors import AttachmentConflict, AttachmentNotFound, raise_all
 from pycni.runtime.events import EventLog, Kind, about
+from pycni.runtime.libcni_cache import LibcniCache
 from pycni.runtime.locks import Admission, SharedLocks
 from pycni.runtime.nesting import Nesting
 from pycni.runtime.networks import Network, Networks, NetworkSource, parse_network
@@ -65,7 +67,8 @@ class Node:
     """Everything one machine does for its containers' networks; safe to call from any thread.
 
     `neighbours` tells the attachments that other runtimes hold on a network (libcni's cache), so
-    that a GC without a list of valid attachments leaves them alone.
+    that a GC without a list of valid attachments leaves them alone. With a `cache` results are
+    kept there too, for libcni's callers to find, and theirs are found by a DEL that comes here.
     """
 
     def __init__(
@@ -78,8 +81,10 @@ class Node:
         limits: Limits = DEFAULT_LIMITS,
         boot_id: str = "",
         neighbours: Callable[[str], Collection[request.Attachment]] = no_neighbours,
+        cache: LibcniCache | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._cache = cache
         self.store = store
         self.runtime = runtime
         self.limits = limits
@@ -156,7 +161,7 @@ class Node:
             present = self.store.get_attachment(params.key(_name_of(network)))
             if present is None:
                 config = self.networks.resolve(network).config
-                outcome = self.runtime.delete(config, params, continue_on_error=continue_on_error)
+                outcome = self._delete_unknown(config, params, continue_on_error)
                 return Deleted(existed=False, steps=outcome.steps)
             outcome = self._detach(
                 present,
@@ -203,7 +208,7 @@ class Node:
         """Attachments in the order of their keys, a page at a time."""
         size = min(page_size, PAGE_SIZE) or PAGE_SIZE
         found = self.store.list_attachments(
-            matching, after=_parse_token(page_token), limit=size + 1
+            matching, after=parse_page_token(page_token), limit=size + 1
         )
         more = len(found) > size
         token = "/".join(msgspec.structs.astuple(found[size - 1].key)) if more else ""
@@ -423,7 +428,36 @@ class Node:
                 self.runtime.delete(config, params, prev_result=outcome.result)
             error.residue = "NONE"
             raise
+        if self._cache is not None:
+            self._cache.remember(ready)
         return Added(attachment=ready, steps=outcome.steps)
+
+    def _delete_unknown(
+        self,
+        config: NetworkConfigList,
+        params: AttachmentParams,
+        continue_on_error: bool | None,
+    ) -> Outcome:
+        """DEL of what this node did not add, with what libcni's cache knows of it."""
+        cached = None
+        if self._cache is not None:
+            cached = self._cache.find(config.name, params.container_id, params.ifname)
+        if cached is not None:
+            params = msgspec.structs.replace(
+                params,
+                netns=params.netns or cached.netns,
+                cni_args=params.cni_args or cached.cni_args,
+                capability_args=params.capability_args or cached.capability_args,
+            )
+        outcome = self.runtime.delete(
+            config,
+            params,
+            prev_result=(cached.result or None) if cached is not None else None,
+            continue_on_error=continue_on_error,
+        )
+        if self._cache is not None:
+            self._cache.remove(config.name, params.container_id, params.ifname)
+        return outcome
 
     def _detach(
         self,
@@ -435,7 +469,7 @@ class Node:
     ) -> Outcome:
         """DEL with what ADD used; forget the attachment, or keep it as FAILED and raise."""
         config = parse_network(attachment.config, attachment.source)
-        params = self._params_for_delete(attachment, netns, netns_fd)
+        params = attachment.params_for_delete(netns, netns_fd, boot_id=self.boot_id)
         self._save(msgspec.structs.replace(attachment, state=State.DELETING))
         try:
             outcome = self.runtime.delete(
@@ -451,25 +485,6 @@ class Node:
         self._forget(attachment)
         return outcome
 
-    def _params_for_delete(
-        self, attachment: Attachment, netns: str, netns_fd: int | None
-    ) -> AttachmentParams:
-        """The parameters of ADD, with a path that still leads to ADD's namespace, or with none.
-
-        Paths are reused (/proc/PID/ns/net after the process): a DEL must not work in a namespace
-        that is another container's by now (plugins #714). After a reboot every one is.
-        """
-        known = attachment.netns_id
-        if attachment.boot_id != self.boot_id:
-            return attachment.params("")
-        if netns_fd is not None and known in ("", namespace_id("", netns_fd)):
-            params = attachment.params(netns or attachment.netns)
-            return msgspec.structs.replace(params, netns_fd=netns_fd)
-        for path in (netns, attachment.netns):
-            if path and known in ("", namespace_id(path)):
-                return attachment.params(path)
-        return attachment.params("")
-
     def _gc(
         self, target: GcTarget, name: str, validate_only: bool, deadline: Deadline
     ) -> Collected:
@@ -481,7 +496,7 @@ class Node:
         # nobody here knows of. Garbage is better than cutting off their containers.
         shared = target.valid is None and bool(config.source)
         valid = self._valid(name, present) if target.valid is None else target.valid
-        stale = [attachment for attachment in present if _entry(attachment) not in valid]
+        stale = [attachment for attachment in present if attachment.entry not in valid]
         if validate_only:
             return Collected(network=name, deleted=tuple(a.key for a in stale), skipped=shared)
         errors: list[CniError] = []
@@ -506,7 +521,7 @@ class Node:
 
     def _valid(self, name: str, present: Sequence[Attachment]) -> frozenset[request.Attachment]:
         """What is valid on a network as far as we and our neighbours know."""
-        own = {_entry(a) for a in present if a.state in (State.ADDING, State.READY)}
+        own = {a.entry for a in present if a.state in (State.ADDING, State.READY)}
         return frozenset(own.union(self._neighbours(name)))
 
     def _gc_config(
@@ -532,18 +547,13 @@ class Node:
         return stamped
 
     def _fail(self, attachment: Attachment, error: CniError) -> None:
-        stored = StoredError(
-            code=error.wire_code,
-            msg=error.msg,
-            details=error.details,
-            verb=error.verb or "",
-            plugin_type=error.plugin_type or "",
-            plugin_index=error.plugin_index,
-        )
+        stored = StoredError.of(error)
         self._save(msgspec.structs.replace(attachment, state=State.FAILED, error=stored))
 
     def _forget(self, attachment: Attachment) -> None:
         self.store.delete_attachment(attachment.key)
+        if self._cache is not None:
+            self._cache.remove(*msgspec.structs.astuple(attachment.key))
         gone = msgspec.structs.replace(about(attachment), kind=Kind.ATTACHMENT_GONE, state=None)
         self.events.publish(gone)
 
@@ -583,18 +593,3 @@ def _untouched() -> Iterator[None]:
 
 def _name_of(network: str | NetworkConfigList) -> str:
     return NetworkName.parse(network if isinstance(network, str) else network.name)
-
-
-def _entry(attachment: Attachment) -> request.Attachment:
-    return request.Attachment(
-        container_id=ContainerId(attachment.container_id), ifname=IfName(attachment.ifname)
-    )
-
-
-def _parse_token(token: str) -> AttachmentKey | None:
-    if not token:
-        return None
-    parts = token.split("/", 2)
-    if len(parts) != 3:
-        raise InvalidConfig(f"page_token: not one this service gave: {token!r}")
-    return AttachmentKey(*parts)

@@ -43,13 +43,14 @@ def open_node(
     plugins: Mapping[str, Plugin[Any]] | None = None,
     source: NetworkSource | None = None,
     neighbours: Callable[[str], Collection[request.Attachment]] | None = None,
+    cache: LibcniCache | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Node:
     """The node whose state is in `state_dir`; call `recover` on it, then use it, then close it.
 
     `plugins` adds to the built-in ones or replaces some. `neighbours` tells the attachments other
-    runtimes hold on a network; without it, those in libcni's cache. Raises NodeBusy while another
-    process has the state directory.
+    runtimes hold on a network; without it, those in libcni's cache. `cache` is where results are
+    written for them, too. Raises NodeBusy while another process has the state directory.
     """
     host = host or Side()
     store = SqliteStore.open(os.path.join(state_dir, STORE))
@@ -72,7 +73,8 @@ def open_node(
         source=source,
         limits=limits,
         boot_id=read_boot_id(),
-        neighbours=neighbours or LibcniCache().attachments,
+        neighbours=neighbours or (cache or LibcniCache()).attachments,
+        cache=cache,
     )
     if lifeline is not None:
         node.on_close(functools.partial(os.close, lifeline))

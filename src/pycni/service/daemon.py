@@ -16,6 +16,8 @@ from pycni.errors import InvalidEnvironment
 from pycni.exec import skel
 from pycni.exec.endpoint import ShimEndpoint
 from pycni.exec.framing import Call, Reply
+from pycni.runtime.confdir import ConfDir
+from pycni.runtime.libcni_cache import LibcniCache
 from pycni.runtime.node import Node
 from pycni.runtime.opening import DEFAULT_PLUGIN_PATH, DEFAULT_STATE_DIR, open_node
 from pycni.service import systemd
@@ -55,7 +57,7 @@ def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> No
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     with contextlib.ExitStack() as closing:
-        node = open_node(str(settings.state_dir), plugin_path=settings.plugin_path)
+        node = _open(settings)
         closing.callback(node.close)
         server = Server(node)
         addresses = _listen(server, settings)
@@ -82,6 +84,15 @@ def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> No
             pass  # Windows handles Ctrl-C between waits only
         systemd.notify("STOPPING=1")
         log.info("stopping: running calls have %.0f s to end", GRACE_S)
+
+
+def _open(settings: Settings) -> Node:
+    source = ConfDir(str(settings.conf_dir)) if settings.conf_dir is not None else None
+    # Not synced: the store is what we rely on, and after a power loss no container is left.
+    cache = LibcniCache(str(settings.cache_dir), durable=False) if settings.cache_dir else None
+    return open_node(
+        str(settings.state_dir), plugin_path=settings.plugin_path, source=source, cache=cache
+    )
 
 
 def _listen(server: Server, settings: Settings) -> list[str]:
