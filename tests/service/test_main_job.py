@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main job over gRPC: a service of its own process on a fresh host, and what users do wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pool, message_factory
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from pycni.client import Client
+from pycni.errors import CniError, InvalidConfig, InvalidEnvironment, InvalidNetns
+from pycni.kernel.netns import Netns, remove_named
+from pycni.service import wire
+from pycni.service.pb.cni.v2alpha1 import (
+    attachments_pb2,
+    config_pb2,
+    networks_pb2,
+    params_pb2,
+)
+from pycni.testing.world import snapshot
+from tests.fix_netns import run_in
+
+pytestmark = [pytest.mark.root, pytest.mark.nft]
+
+EDGE = Path(__file__).parents[2] / "deploy/networks/edge.json"
+MB = 1024 * 1024
+
+
+class Node:
+    """A service on a host of its own, and a client of it."""
+
+    def __init__(self, host: Netns, directory: Path) -> None:
+        self.host = host
+        self.directory = directory
+        self.socket = directory / "cni.sock"
+        self.leases = directory / "leases"
+        command = [
+            sys.executable, "-m", "pycni.cli.main", "--socket", str(self.socket), "serve",
+            "--state-dir", str(directory / "state"), "--shim-socket", "",
+            "--conf-dir", str(directory / "net.d"), "--cache-dir", str(directory / "cache"),
+        ]  # fmt: skip
+        self.process = host.run(lambda: subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        self.client = Client(str(self.socket))
+        grpc.channel_ready_future(self.client.channel).result(20)
+
+    def config(self, **bridge: Any) -> dict[str, Any]:
+        """`edge` with its state below the test's directory."""
+        config: dict[str, Any] = json.loads(EDGE.read_text())
+        config["plugins"][0]["ipam"]["dataDir"] = str(self.leases)
+        config["plugins"][1]["dataDir"] = str(self.directory / "tuning")
+        config["plugins"][0] |= bridge
+        return config
+
+    def put(self, config: dict[str, Any]) -> None:
+        """Put a network."""
+        message = config_pb2.NetworkConfig(json=json.dumps(config).encode())
+        self.client.networks.Put(networks_pb2.PutNetworkRequest(config=message))
+
+    def add(self, container_id: str, netns: str, **more: Any) -> attachments_pb2.AddResponse:
+        """Add to `edge`."""
+        ports = more.pop("ports", None)
+        if ports is not None:
+            document = {"portMappings": json.dumps(ports).encode()}
+            more["capability_args"] = params_pb2.CapabilityArgs(json=document)
+        request = attachments_pb2.AddRequest(
+            network=config_pb2.NetworkRef(name=more.pop("network", "edge")),
+            container_id=container_id,
+            netns=netns,
+            ifname=more.pop("ifname", "eth0"),
+            **more,
+        )
+        return self.client.attachments.Add(request)
+
+    def delete(self, container_id: str) -> attachments_pb2.DelResponse:
+        """Delete from `edge`."""
+        return self.client.attachments.Del(
+            attachments_pb2.DelRequest(
+                network=config_pb2.NetworkRef(name="edge"),
+                container_id=container_id,
+                ifname="eth0",
+            )
+        )
+
+    def held(self) -> list[str]:
+        """The addresses that are leased."""
+        names = [entry.name for entry in self.leases.glob("edge/*")]
+        return [name for name in names if name != "lock" and not name.startswith("last_")]
+
+    def stop(self) -> None:
+        """End the client, then the service."""
+        self.client.close()
+        self.process.terminate()
+        assert 0 == self.process.wait(40)
+
+
+@pytest.fixture
+def node(host: Netns, tmp_path: Path) -> Iterator[Node]:
+    """A running service; forwarding was on before it, as on any node that routes."""
+    node = Node(host, tmp_path)
+    yield node
+    node.stop()
+    for name in ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"):
+        run_in(host, "sysctl", "-qw", f"{name}=0")
+
+
+def attachments(node: Node) -> list[attachments_pb2.Attachment]:
+    return list(node.client.attachments.List(attachments_pb2.ListAttachmentsRequest()).attachments)
+
+
+def test_the_life_of_an_attachment(node: Node, make_netns: Callable[..., Netns]) -> None:
+    """Add, replay, Check, List, Get, Del, Del again; then the network goes and all is as before."""
+    node.put(node.config())
+    container = make_netns("c1")
+    added = node.add("c1", container.path, ports=[{"hostPort": 8080, "containerPort": 80}])
+    assert ["10.2.0.2/16", "fd00:10:2::2/64"] == [ip.address for ip in added.attachment.result.ips]
+    assert ["bridge", "tuning", "portmap"] == [step.plugin_type for step in added.steps]
+    again = node.add("c1", container.path, ports=[{"hostPort": 8080, "containerPort": 80}])
+    assert again.replayed
+    assert added.attachment.result.json == again.attachment.result.json
+    key = {"network": "edge", "container_id": "c1", "ifname": "eth0"}
+    node.client.attachments.Check(attachments_pb2.CheckRequest(**key))
+    [listed] = attachments(node)
+    assert attachments_pb2.ATTACHMENT_STATE_READY == listed.state
+    got = node.client.attachments.Get(attachments_pb2.GetAttachmentRequest(**key))
+    assert "edge" == got.config.name
+    assert (node.directory / "cache/results/edge-c1-eth0").exists()
+    assert node.delete("c1").existed
+    assert not node.delete("c1").existed
+    assert [] == node.held() + attachments(node)
+    assert [] == list((node.directory / "cache/results").iterdir())
+    node.client.networks.Delete(networks_pb2.DeleteNetworkRequest(name="edge"))
+
+
+def test_other_parameters_are_a_conflict(node: Node, make_netns: Callable[..., Netns]) -> None:
+    """A second Add that asks for something else is ALREADY_EXISTS and changes nothing."""
+    node.put(node.config())
+    container = make_netns("c1")
+    node.add("c1", container.path)
+    with pytest.raises(CniError, match="exists with other parameters") as caught:
+        node.add("c1", container.path, ports=[{"hostPort": 8080, "containerPort": 80}])
+    assert isinstance(caught.value.__cause__, grpc.Call)
+    assert grpc.StatusCode.ALREADY_EXISTS is caught.value.__cause__.code()
+    node.delete("c1")
+    node.client.networks.Delete(networks_pb2.DeleteNetworkRequest(name="edge"))
+
+
+def test_a_network_in_use_is_not_deleted(node: Node, make_netns: Callable[..., Netns]) -> None:
+    """The refusal names the attachments; afterwards the network can go."""
+    node.put(node.config())
+    node.add("c1", make_netns("c1").path)
+    with pytest.raises(CniError, match="has 1 attachments") as caught:
+        node.client.networks.Delete(networks_pb2.DeleteNetworkRequest(name="edge"))
+    assert "c1/eth0" in caught.value.details
+    node.delete("c1")
+    node.client.networks.Delete(networks_pb2.DeleteNetworkRequest(name="edge"))
+
+
+def test_del_frees_everything_when_the_namespace_is_gone(
+    node: Node, make_netns: Callable[..., Netns]
+) -> None:
+    """Address, rules and host link go although nobody can look into the container."""
+    node.put(node.config())
+    container = make_netns("c1")
+    node.add("c1", container.path, ports=[{"hostPort": 8080, "containerPort": 80}])
+    remove_named(container.path)
+    assert node.delete("c1").existed
+    assert [] == node.held()
+    node.client.networks.Delete(networks_pb2.DeleteNetworkRequest(name="edge"))
+
+
+def test_the_conf_dir_is_a_source_of_networks(node: Node) -> None:
+    """A file that appears is a network; a broken one hides nobody."""
+    directory = node.directory / "net.d"
+    directory.mkdir()
+    config = node.config() | {"name": "filed"}
+    (directory / "10-filed.conflist").write_text(json.dumps(config))
+    (directory / "20-broken.conflist").write_text("{")
+    networks = node.client.networks.List(networks_pb2.ListNetworksRequest()).networks
+    assert ["filed"] == [network.name for network in networks]
+    assert str(directory / "10-filed.conflist") == networks[0].source_path
+
+
+# -- what users do wrong: (what is put, what is added, class, words) -------------------------------
+
+BAD_NETWORKS = {
+    "a wrong type": ({"mtu": "1500"}, InvalidConfig, r"plugins\[0\]\.mtu: expected int"),
+    "a bad CIDR": (
+        {"ipam": {"type": "host-local", "subnet": "10.2.0.0/33"}},
+        InvalidConfig,
+        r"plugins\[0\]\.ipam\.subnet: ",
+    ),
+    "an unknown IPAM plugin": ({"ipam": {"type": "nowhere"}}, InvalidConfig, 'plugin "nowhere"'),
+    "contradicting modes": (
+        {"hairpinMode": True, "promiscMode": True},
+        InvalidConfig,
+        "hairpin mode and promiscuous mode",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_NETWORKS)
+def test_a_bad_network_is_refused(node: Node, name: str) -> None:
+    """With the class and the JSON path of the fault; it is not stored."""
+    keys, kind, words = BAD_NETWORKS[name]
+    with pytest.raises(kind, match=words):
+        node.put(node.config(**keys))
+    assert not node.client.networks.List(networks_pb2.ListNetworksRequest()).networks
+
+
+def test_an_unknown_plugin_and_an_unsupported_version(node: Node) -> None:
+    """The plugin that is missing is named, and the version that nobody speaks."""
+    unknown = node.config()
+    unknown["plugins"].append({"type": "warp-drive"})
+    with pytest.raises(InvalidConfig, match='failed to find plugin "warp-drive"') as caught:
+        node.put(unknown)
+    assert 3 == caught.value.plugin_index
+    old = node.config() | {"cniVersion": "9.9.9"}
+    old.pop("cniVersions")
+    with pytest.raises(CniError, match=r"9\.9\.9"):
+        node.put(old)
+
+
+BAD_ADDS = {
+    "an ifname of 16 bytes": (
+        {"ifname": "e" * 16},
+        InvalidEnvironment,
+        "interface name is too long",
+    ),
+    "a namespace that is none": ({"netns": "/etc/hostname"}, InvalidNetns, "unknown FS magic"),
+    "a namespace that is missing": ({"netns": "/run/netns/nobody"}, InvalidNetns, "nobody"),
+    "a mapping of port 0": (
+        {"ports": [{"hostPort": 0, "containerPort": 80}]},
+        InvalidConfig,
+        r"portMappings\[0\]\.hostPort",
+    ),
+    "a container id with a slash": ({"container_id": "a/b"}, CniError, "containerID"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ADDS)
+def test_a_bad_add_leaves_nothing(node: Node, make_netns: Callable[..., Netns], name: str) -> None:
+    """The fault is found before anything is made: no lease, no attachment, no link."""
+    keys, kind, words = BAD_ADDS[name]
+    node.put(node.config())
+    before = snapshot(node.host)
+    arguments = {"container_id": "c1", "netns": make_netns("c1").path, **keys}
+    with pytest.raises(kind, match=words):
+        node.add(**arguments)
+    assert [] == node.held() + attachments(node)
+    assert [] == before.diff(snapshot(node.host))
+
+
+def test_an_exhausted_range_and_a_taken_port(node: Node, make_netns: Callable[..., Netns]) -> None:
+    """What the first attachment holds is refused to the second, which leaves nothing."""
+    config = node.config()
+    config["plugins"][0]["ipam"] = {
+        "type": "host-local",
+        "subnet": "10.2.0.0/29",
+        "rangeStart": "10.2.0.2",
+        "rangeEnd": "10.2.0.3",
+        "dataDir": str(node.leases),
+    }
+    node.put(config)
+    port = [{"hostPort": 8080, "containerPort": 80}]
+    node.add("c1", make_netns("c1").path, ports=port)
+    with pytest.raises(CniError, match="8080") as caught:
+        node.add("c2", make_netns("c2").path, ports=port)
+    assert 101 == caught.value.wire_code
+    assert "portmap" == caught.value.plugin_type
+    assert ["10.2.0.2"] == node.held()
+    node.add("c3", make_netns("c3").path)
+    with pytest.raises(CniError, match="no IP addresses available in range set"):
+        node.add("c4", make_netns("c4").path)
+    assert ["c1", "c3"] == [a.key.container_id for a in attachments(node)]
+    node.delete("c1")
+    node.delete("c3")
+    assert [] == node.held()
+    node.client.networks.Delete(networks_pb2.DeleteNetworkRequest(name="edge"))
+
+
+def test_a_request_of_65_mb_is_refused(node: Node) -> None:
+    """With a CniError that names the limit; the service lives on."""
+    message = config_pb2.NetworkConfig(json=b'{"x": "' + b"x" * (65 * MB) + b'"}')
+    with pytest.raises(CniError, match="bytes and 16777216 are allowed") as caught:
+        node.client.networks.Put(networks_pb2.PutNetworkRequest(config=message))
+    assert 6 == caught.value.wire_code
+    node.client.networks.List(networks_pb2.ListNetworksRequest())
+
+
+def test_every_method_that_reflection_shows_answers(node: Node) -> None:
+    """An empty request is answered, or refused with a CniError; no status without one."""
+    channel = node.client._channel
+    database = ProtoReflectionDescriptorDatabase(channel)
+    pool = descriptor_pool.DescriptorPool(database)
+    services = [name for name in database.get_services() if name.startswith("cni.")]
+    called = []
+    for name in services:
+        for method in pool.FindServiceByName(name).methods:
+            called.append(f"{name}/{method.name}")
+            _call(channel, method)
+    assert {"cni.v2alpha1.Networks/Put", "cni.v2alpha1.Attachments/Add"} <= set(called)
+    assert 20 <= len(called)
+
+
+def _call(channel: grpc.Channel, method: Any) -> None:
+    request = message_factory.GetMessageClass(method.input_type)()
+    response = message_factory.GetMessageClass(method.output_type)
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    streams = (method.client_streaming, method.server_streaming)
+    kind = {
+        (False, False): channel.unary_unary,
+        (False, True): channel.unary_stream,
+        (True, True): channel.stream_stream,
+    }[streams]
+    stub = kind(path, lambda m: m.SerializeToString(), response.FromString)
+    failure: grpc.RpcError | None = None
+    try:
+        answer = stub(iter([request]) if streams[0] else request, timeout=10)
+        if streams[1]:
+            next(answer, None)
+            answer.cancel()
+    except grpc.RpcError as failed:
+        failure = failed
+    assert failure is None or wire.find_error(failure) is not None, (path, failure)
+
+
+def test_the_socket_is_the_owners_alone(node: Node) -> None:
+    """Mode 0600, and the state directory 0700."""
+    assert 0o600 == os.stat(node.socket).st_mode & 0o777
+    assert 0o700 == os.stat(node.directory / "state").st_mode & 0o777
+
+
+@pytest.mark.slow
+def test_the_demo_shows_what_it_says() -> None:
+    """`pycni demo` runs through, proves that nothing is left and takes less than 30 s."""
+    done = subprocess.run(
+        [Path(sys.executable).with_name("pycni"), "demo"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stdout + done.stderr
+    took = re.search(r"all of it worked, in ([\d.]+) s", done.stdout)
+    assert took is not None
+    assert float(took[1]) < 30
