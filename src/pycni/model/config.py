@@ -25,6 +25,7 @@ _RUNTIME_ONLY = ("capabilities", "cniVersions", "disableCheck", "disableGC")
 _INJECTED = ("cniVersion", "name", "runtimeConfig", "prevResult")
 _STRIPPED = frozenset(map(jsonio.fold_key, (*_RUNTIME_ONLY, "loadOnlyInlinedPlugins", *_INJECTED)))
 _RESERVED = "cni.dev/"  # SPEC: reserved for the runtime (C11)
+ENDPOINT = "cni.dev/endpoint"  # where the plugin's daemon listens; never passed on
 
 
 class PluginConfig(Struct, frozen=True, kw_only=True):
@@ -45,6 +46,12 @@ class PluginConfig(Struct, frozen=True, kw_only=True):
             ipam_type=head.ipam.type,
             fields=jsonio.decode_raw_object(data, where=where),
         )
+
+    @property
+    def endpoint(self) -> str:
+        """Where the plugin's daemon listens; empty unless the configuration names a place."""
+        found = _folded(self.fields).get(ENDPOINT)
+        return "" if found is None else jsonio.decode(found, str, where=ENDPOINT)
 
 
 class _IpamHead(Struct, frozen=True):

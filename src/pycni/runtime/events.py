@@ -29,6 +29,7 @@ class Kind(enum.StrEnum):
     NETWORK_DELETED = "NETWORK_DELETED"
     ATTACHMENT = "ATTACHMENT"
     ATTACHMENT_GONE = "ATTACHMENT_GONE"
+    PLUGIN_NOTICE = "PLUGIN_NOTICE"
     LOST = "LOST"
 
 
@@ -44,6 +45,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     state: State | None = None
     etag: str = ""
     error: StoredError | None = None
+    # Of a plugin's notice: who says it, a word for what it is, one line for people.
+    plugin_type: str = ""
+    reason: str = ""
+    message: str = ""
 
 
 def about(attachment: Attachment) -> Event:

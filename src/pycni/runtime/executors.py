@@ -16,7 +16,7 @@ import select
 import signal
 import stat
 import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -26,6 +26,7 @@ from pycni import plugins
 from pycni.errors import CniError, DecodeFailure, InvalidConfig, IOFailure, TryAgain
 from pycni.kernel.side import Side
 from pycni.model import jsonio
+from pycni.model.config import ENDPOINT, PluginConfig
 from pycni.model.deadline import Deadline
 from pycni.model.names import PluginType
 from pycni.model.request import PARENT_VARIABLE, Request, Verb
@@ -205,7 +206,7 @@ class Exec:
     def run(self, plugin_type: str, request: Request, deadline: Deadline) -> bytes:
         """Run the executable to its end, or kill it and all it started at the deadline."""
         executable = self._get(plugin_type)
-        with _netns_path(request) as netns:
+        with netns_path(request) as netns:
             env = self._environment(request, netns)
             stdout = self._execute(plugin_type, executable, request, env, deadline)
         return canonical_result(plugin_type, stdout, request) if request.verb is Verb.ADD else b""
@@ -341,7 +342,8 @@ class Executors:
     """All plugins of a node: registered ones first, then built-in ones, then executables.
 
     For the types in `prefer_executables` an executable, if there is one, comes before the
-    built-in plugin. `registered` holds executors whose types come and go, as plugin daemons do.
+    built-in plugin. `registered` holds executors whose types come and go, as plugin daemons do;
+    `endpoints` finds the one for a daemon that a configuration itself gives the address of.
     """
 
     def __init__(
@@ -351,7 +353,9 @@ class Executors:
         *,
         prefer_executables: Collection[str] = (),
         registered: Sequence[Executor] = (),
+        endpoints: Callable[[str], Executor] | None = None,
     ) -> None:
+        self.endpoints = endpoints
         self.in_process = in_process
         self.executables = executables
         self.registered = tuple(registered)
@@ -371,6 +375,14 @@ class Executors:
         if executor is None:
             raise PluginNotFound(plugin_type, self.path, self.in_process.types())
         return executor
+
+    def choose(self, plugin: PluginConfig) -> Executor:
+        """Who runs that plugin of a network: the daemon whose endpoint it names, else its type."""
+        if not plugin.endpoint:
+            return self.get(plugin.type)
+        if self.endpoints is None:
+            raise InvalidConfig(f"{ENDPOINT}: no plugin daemons are reached from here")
+        return self.endpoints(plugin.endpoint)
 
     def has(self, plugin_type: str) -> bool:
         """Whether anyone runs that type."""
@@ -497,7 +509,7 @@ def _as_file(content: bytes) -> Iterator[int]:
 
 
 @contextmanager
-def _netns_path(request: Request) -> Iterator[str]:
+def netns_path(request: Request) -> Iterator[str]:
     """A path of the container's namespace that a child can open.
 
     A caller in another mount namespace sends a descriptor, and its path may mean nothing here.

@@ -22,6 +22,16 @@ def current() -> str:
     return _current.get()
 
 
+@contextlib.contextmanager
+def bound(token: str) -> Iterator[None]:
+    """Work inside the call `token`, on a thread of its own."""
+    before = _current.set(token)
+    try:
+        yield
+    finally:
+        _current.reset(before)
+
+
 class Nesting:
     """The calls of a node that hold its locks now, and what each holds."""
 

@@ -40,6 +40,7 @@ def open_node(
     plugin_path: Sequence[str] = DEFAULT_PLUGIN_PATH,
     prefer_executables: Collection[str] = (),
     registered: Sequence[Executor] = (),
+    endpoints: Callable[[str], Executor] | None = None,
     plugins: Mapping[str, Plugin[Any]] | None = None,
     source: NetworkSource | None = None,
     neighbours: Callable[[str], Collection[request.Attachment]] | None = None,
@@ -48,9 +49,10 @@ def open_node(
 ) -> Node:
     """The node whose state is in `state_dir`; call `recover` on it, then use it, then close it.
 
-    `plugins` adds to the built-in ones or replaces some. `neighbours` tells the attachments other
-    runtimes hold on a network; without it, those in libcni's cache. `cache` is where results are
-    written for them, too. Raises NodeBusy while another process has the state directory.
+    `registered` and `endpoints` run plugin daemons. `plugins` adds to the built-in ones or replaces
+    some. `neighbours` tells the attachments other runtimes hold on a network; without it, those in
+    libcni's cache. `cache` is where results are written for them, too. Raises NodeBusy while
+    another process has the state directory.
     """
     host = host or Side()
     store = SqliteStore.open(os.path.join(state_dir, STORE))
@@ -66,6 +68,7 @@ def open_node(
         Exec(plugin_path, host, lifeline=lifeline),
         prefer_executables=prefer_executables,
         registered=registered,
+        endpoints=endpoints,
     )
     node = Node(
         store,

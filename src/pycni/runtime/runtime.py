@@ -28,7 +28,7 @@ from pycni.model.version import CURRENT, GATES, at_least
 from pycni.runtime.attachments import AttachmentParams
 from pycni.runtime.dispatch import VALID_ATTACHMENTS, guard_netns
 from pycni.runtime.errors import ChainFailed, PluginNotFound, raise_all
-from pycni.runtime.executors import CLEANUP_TIMEOUT_S, ExecutorKind, Executors
+from pycni.runtime.executors import CLEANUP_TIMEOUT_S, Executor, ExecutorKind, Executors
 
 log = logging.getLogger(__name__)
 
@@ -209,9 +209,9 @@ class Runtime:
         current = msgspec.structs.replace(network, cniVersion=CURRENT)
         steps: list[Step] = []
         for index, plugin in enumerate(network.plugins):
-            if self.executors.find(plugin.type) is not self.executors.in_process:
-                continue
             try:
+                if self.executors.choose(plugin) is not self.executors.in_process:
+                    continue
                 config = request_config(current, plugin, extra=_listed(valid))
                 self._run(Verb.GC, index, plugin, config, None, Deadline(CLEANUP_TIMEOUT_S), steps)
             except CniError as error:
@@ -290,19 +290,12 @@ class Runtime:
         self, network: NetworkConfigList, index: int, plugin: PluginConfig, config: bytes
     ) -> None:
         with _placed(None, index, plugin), _at(f"plugins[{index}]"):
-            delegates = self.executors.validate(plugin.type, config)
-            self._expect_version(plugin.type, network.cniVersion)
+            executor = self.executors.choose(plugin)
+            delegates = executor.validate(plugin.type, config)
+            _expect_version(executor, plugin.type, network.cniVersion)
             for delegate in delegates:
                 self.executors.validate(delegate, config)
-                self._expect_version(delegate, network.cniVersion)
-
-    def _expect_version(self, plugin_type: str, version: str) -> None:
-        supported = self.executors.versions(plugin_type)
-        if version not in supported:
-            raise IncompatibleVersion(
-                f'plugin {plugin_type} does not support config version "{version}"',
-                f"it supports {', '.join(supported)}",
-            )
+                _expect_version(self.executors, delegate, network.cniVersion)
 
     def _undo_add(
         self,
@@ -356,7 +349,7 @@ class Runtime:
         executor: ExecutorKind = "unknown"
         try:
             with _placed(verb, index, plugin):
-                runner = self.executors.get(plugin.type)
+                runner = self.executors.choose(plugin)
                 executor = runner.kind
                 return runner.run(plugin.type, request, deadline)
         except CniError as error:
@@ -373,6 +366,15 @@ class Runtime:
                     error=failure,
                 )
             )
+
+
+def _expect_version(executor: Executor | Executors, plugin_type: str, version: str) -> None:
+    supported = executor.versions(plugin_type)
+    if version not in supported:
+        raise IncompatibleVersion(
+            f'plugin {plugin_type} does not support config version "{version}"',
+            f"it supports {', '.join(supported)}",
+        )
 
 
 def _listed(valid: Collection[Attachment]) -> dict[str, Raw]:
