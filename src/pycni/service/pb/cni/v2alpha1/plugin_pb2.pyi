@@ -46,6 +46,7 @@ class PluginCall(_message.Message):
     PREV_RESULT_FIELD_NUMBER: _builtins.int
     EXTRA_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
+    NETNS_OVERRIDE_FIELD_NUMBER: _builtins.int
     config: _builtins.bytes
     """The request config: what an exec'd plugin reads from stdin, "runtimeConfig" and "prevResult"
     included. Authoritative.
@@ -66,6 +67,8 @@ class PluginCall(_message.Message):
     """Names this operation. Give it to Delegate.Exec, so that the delegated call runs inside it
     instead of waiting for it to end.
     """
+    netns_override: _builtins.bool
+    """CNI_NETNS_OVERRIDE: the namespace the plugin itself works from is a permitted target."""
     @_builtins.property
     def cni_args(self) -> _containers.RepeatedCompositeFieldContainer[_params_pb2.CniArg]:
         """CNI_ARGS, in order."""
@@ -95,10 +98,11 @@ class PluginCall(_message.Message):
         prev_result: _result_pb2.Result | None = ...,
         extra: _abc.Iterable[_any_pb2.Any] | None = ...,
         operation: _builtins.str = ...,
+        netns_override: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prev_result", b"prev_result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cni_args", b"cni_args", "config", b"config", "container_id", b"container_id", "extra", b"extra", "ifname", b"ifname", "netns", b"netns", "netns_inode", b"netns_inode", "operation", b"operation", "path", b"path", "prev_result", b"prev_result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cni_args", b"cni_args", "config", b"config", "container_id", b"container_id", "extra", b"extra", "ifname", b"ifname", "netns", b"netns", "netns_inode", b"netns_inode", "netns_override", b"netns_override", "operation", b"operation", "path", b"path", "prev_result", b"prev_result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,7 +31,7 @@ from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63ni/v2alpha1/registry.proto\x12\x0c\x63ni.v2alpha1\x1a\x1e\x63ni/v2alpha1/attachments.proto\x1a\x18\x63ni/v2alpha1/error.proto\x1a\x19\x63ni/v2alpha1/params.proto\x1a\x19\x63ni/v2alpha1/result.proto\x1a google/protobuf/descriptor.proto\x1a\x1egoogle/protobuf/duration.proto\"\xaa\x01\n\x0fRegisterRequest\x12\x32\n\x0cregistration\x18\x01 \x01(\x0b\x32\x1a.cni.v2alpha1.RegistrationH\x00\x12,\n\x06notice\x18\x02 \x01(\x0b\x32\x1a.cni.v2alpha1.PluginNoticeH\x00\x12*\n\x08\x64raining\x18\x03 \x01(\x0b\x32\x16.cni.v2alpha1.DrainingH\x00\x42\t\n\x07message\"\xd6\x03\n\x0cRegistration\x12\r\n\x05types\x18\x01 \x03(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x14\n\x0c\x63ni_versions\x18\x03 \x03(\t\x12!\n\x05verbs\x18\x04 \x03(\x0e\x32\x12.cni.v2alpha1.Verb\x12\x14\n\x0c\x63\x61pabilities\x18\x05 \x03(\t\x12\x37\n\x0b\x64\x65scriptors\x18\x06 \x01(\x0b\x32\".google.protobuf.FileDescriptorSet\x12\x41\n\x0c\x63onfig_types\x18\x07 \x03(\x0b\x32+.cni.v2alpha1.Registration.ConfigTypesEntry\x12\x45\n\x0e\x63onfig_schemas\x18\x08 \x03(\x0b\x32-.cni.v2alpha1.Registration.ConfigSchemasEntry\x12\x0e\n\x06\x64\x61\x65mon\x18\t \x01(\t\x12\x11\n\ttake_over\x18\n \x01(\x08\x1a\x32\n\x10\x43onfigTypesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12\x43onfigSchemasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01J\x06\x08\xe8\x07\x10\xd0\x0f\"\n\n\x08\x44raining\"}\n\x10RegisterResponse\x12.\n\nregistered\x18\x01 \x01(\x0b\x32\x18.cni.v2alpha1.RegisteredH\x00\x12.\n\nsuperseded\x18\x02 \x01(\x0b\x32\x18.cni.v2alpha1.SupersededH\x00\x42\t\n\x07message\"3\n\nRegistered\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x14\n\x0c\x63ni_versions\x18\x02 \x03(\t\"\x1e\n\nSuperseded\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\"\xd2\x01\n\x13\x44\x65legateExecRequest\x12\x11\n\toperation\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12 \n\x04verb\x18\x03 \x01(\x0e\x32\x12.cni.v2alpha1.Verb\x12\x0e\n\x06\x63onfig\x18\x04 \x01(\x0c\x12\x0e\n\x06ifname\x18\x05 \x01(\t\x12,\n\x08\x63ni_args\x18\x06 \x01(\x0b\x32\x1a.cni.v2alpha1.DelegateArgs\x12*\n\x07timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"2\n\x0c\x44\x65legateArgs\x12\"\n\x04\x61rgs\x18\x01 \x03(\x0b\x32\x14.cni.v2alpha1.CniArg\"h\n\x14\x44\x65legateExecResponse\x12$\n\x06result\x18\x01 \x01(\x0b\x32\x14.cni.v2alpha1.Result\x12\x1a\n\x12supported_versions\x18\x02 \x03(\t\x12\x0e\n\x06stderr\x18\x03 \x01(\x0c\x32Y\n\x08Registry\x12M\n\x08Register\x12\x1d.cni.v2alpha1.RegisterRequest\x1a\x1e.cni.v2alpha1.RegisterResponse(\x01\x30\x01\x32Y\n\x08\x44\x65legate\x12M\n\x04\x45xec\x12!.cni.v2alpha1.DelegateExecRequest\x1a\".cni.v2alpha1.DelegateExecResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63ni/v2alpha1/registry.proto\x12\x0c\x63ni.v2alpha1\x1a\x1e\x63ni/v2alpha1/attachments.proto\x1a\x18\x63ni/v2alpha1/error.proto\x1a\x19\x63ni/v2alpha1/params.proto\x1a\x19\x63ni/v2alpha1/result.proto\x1a google/protobuf/descriptor.proto\x1a\x1egoogle/protobuf/duration.proto\"\xaa\x01\n\x0fRegisterRequest\x12\x32\n\x0cregistration\x18\x01 \x01(\x0b\x32\x1a.cni.v2alpha1.RegistrationH\x00\x12,\n\x06notice\x18\x02 \x01(\x0b\x32\x1a.cni.v2alpha1.PluginNoticeH\x00\x12*\n\x08\x64raining\x18\x03 \x01(\x0b\x32\x16.cni.v2alpha1.DrainingH\x00\x42\t\n\x07message\"\xd6\x03\n\x0cRegistration\x12\r\n\x05types\x18\x01 \x03(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x14\n\x0c\x63ni_versions\x18\x03 \x03(\t\x12!\n\x05verbs\x18\x04 \x03(\x0e\x32\x12.cni.v2alpha1.Verb\x12\x14\n\x0c\x63\x61pabilities\x18\x05 \x03(\t\x12\x37\n\x0b\x64\x65scriptors\x18\x06 \x01(\x0b\x32\".google.protobuf.FileDescriptorSet\x12\x41\n\x0c\x63onfig_types\x18\x07 \x03(\x0b\x32+.cni.v2alpha1.Registration.ConfigTypesEntry\x12\x45\n\x0e\x63onfig_schemas\x18\x08 \x03(\x0b\x32-.cni.v2alpha1.Registration.ConfigSchemasEntry\x12\x0e\n\x06\x64\x61\x65mon\x18\t \x01(\t\x12\x11\n\ttake_over\x18\n \x01(\x08\x1a\x32\n\x10\x43onfigTypesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12\x43onfigSchemasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01J\x06\x08\xe8\x07\x10\xd0\x0f\"\x1b\n\x08\x44raining\x12\x0f\n\x07leaving\x18\x01 \x01(\x08\"}\n\x10RegisterResponse\x12.\n\nregistered\x18\x01 \x01(\x0b\x32\x18.cni.v2alpha1.RegisteredH\x00\x12.\n\nsuperseded\x18\x02 \x01(\x0b\x32\x18.cni.v2alpha1.SupersededH\x00\x42\t\n\x07message\"3\n\nRegistered\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x14\n\x0c\x63ni_versions\x18\x02 \x03(\t\"\x1e\n\nSuperseded\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\"\xd2\x01\n\x13\x44\x65legateExecRequest\x12\x11\n\toperation\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12 \n\x04verb\x18\x03 \x01(\x0e\x32\x12.cni.v2alpha1.Verb\x12\x0e\n\x06\x63onfig\x18\x04 \x01(\x0c\x12\x0e\n\x06ifname\x18\x05 \x01(\t\x12,\n\x08\x63ni_args\x18\x06 \x01(\x0b\x32\x1a.cni.v2alpha1.DelegateArgs\x12*\n\x07timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"2\n\x0c\x44\x65legateArgs\x12\"\n\x04\x61rgs\x18\x01 \x03(\x0b\x32\x14.cni.v2alpha1.CniArg\"h\n\x14\x44\x65legateExecResponse\x12$\n\x06result\x18\x01 \x01(\x0b\x32\x14.cni.v2alpha1.Result\x12\x1a\n\x12supported_versions\x18\x02 \x03(\t\x12\x0e\n\x06stderr\x18\x03 \x01(\x0c\x32Y\n\x08Registry\x12M\n\x08Register\x12\x1d.cni.v2alpha1.RegisterRequest\x1a\x1e.cni.v2alpha1.RegisterResponse(\x01\x30\x01\x32Y\n\x08\x44\x65legate\x12M\n\x04\x45xec\x12!.cni.v2alpha1.DelegateExecRequest\x1a\".cni.v2alpha1.DelegateExecResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,21 +51,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTRATION_CONFIGSCHEMASENTRY']._serialized_start=807
   _globals['_REGISTRATION_CONFIGSCHEMASENTRY']._serialized_end=859
   _globals['_DRAINING']._serialized_start=869
-  _globals['_DRAINING']._serialized_end=879
-  _globals['_REGISTERRESPONSE']._serialized_start=881
-  _globals['_REGISTERRESPONSE']._serialized_end=1006
-  _globals['_REGISTERED']._serialized_start=1008
-  _globals['_REGISTERED']._serialized_end=1059
-  _globals['_SUPERSEDED']._serialized_start=1061
-  _globals['_SUPERSEDED']._serialized_end=1091
-  _globals['_DELEGATEEXECREQUEST']._serialized_start=1094
-  _globals['_DELEGATEEXECREQUEST']._serialized_end=1304
-  _globals['_DELEGATEARGS']._serialized_start=1306
-  _globals['_DELEGATEARGS']._serialized_end=1356
-  _globals['_DELEGATEEXECRESPONSE']._serialized_start=1358
-  _globals['_DELEGATEEXECRESPONSE']._serialized_end=1462
-  _globals['_REGISTRY']._serialized_start=1464
-  _globals['_REGISTRY']._serialized_end=1553
-  _globals['_DELEGATE']._serialized_start=1555
-  _globals['_DELEGATE']._serialized_end=1644
+  _globals['_DRAINING']._serialized_end=896
+  _globals['_REGISTERRESPONSE']._serialized_start=898
+  _globals['_REGISTERRESPONSE']._serialized_end=1023
+  _globals['_REGISTERED']._serialized_start=1025
+  _globals['_REGISTERED']._serialized_end=1076
+  _globals['_SUPERSEDED']._serialized_start=1078
+  _globals['_SUPERSEDED']._serialized_end=1108
+  _globals['_DELEGATEEXECREQUEST']._serialized_start=1111
+  _globals['_DELEGATEEXECREQUEST']._serialized_end=1321
+  _globals['_DELEGATEARGS']._serialized_start=1323
+  _globals['_DELEGATEARGS']._serialized_end=1373
+  _globals['_DELEGATEEXECRESPONSE']._serialized_start=1375
+  _globals['_DELEGATEEXECRESPONSE']._serialized_end=1479
+  _globals['_REGISTRY']._serialized_start=1481
+  _globals['_REGISTRY']._serialized_end=1570
+  _globals['_DELEGATE']._serialized_start=1572
+  _globals['_DELEGATE']._serialized_end=1661
 # @@protoc_insertion_point(module_scope)

@@ -186,12 +186,19 @@ class Draining(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    LEAVING_FIELD_NUMBER: _builtins.int
+    leaving: _builtins.bool
+    """True: it will not come back. Once the stream has ended its types are unknown again, instead of
+    being waited for.
+    """
     def __init__(
         self,
+        *,
+        leaving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leaving", b"leaving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
