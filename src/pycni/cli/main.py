@@ -14,7 +14,17 @@ from typing import Annotated
 import typer
 
 from pycni import __version__
-from pycni.cli import attachment, demo, doctor, install_windows, network, output, serve, tree
+from pycni.cli import (
+    attachment,
+    demo,
+    doctor,
+    install,
+    install_windows,
+    network,
+    output,
+    serve,
+    tree,
+)
 from pycni.errors import CniError
 
 app = typer.Typer(
@@ -36,6 +46,9 @@ if sys.platform == "win32":
     app.command("doctor")(doctor.doctor)
     app.command("install")(install_windows.install)
     app.command("uninstall")(install_windows.uninstall)
+else:
+    app.command("install")(install.install)
+    app.command("uninstall")(install.uninstall)
 
 
 def _show_version(wanted: bool) -> None:

@@ -23,6 +23,7 @@ from pycni.model.names import ContainerId, IfName
 from pycni.model.request import PARENT_VARIABLE, Request, Verb
 from pycni.model.version import CURRENT
 from pycni.model.wire_error import encode_error
+from pycni.runtime.dispatch import internal_error
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +44,19 @@ def answer(
     call: Call, *, execute: Execute, versions: Versions, netns_fd: int | None = None
 ) -> Reply:
     """Run one plugin call; every outcome is a reply."""
-    if not call.env.get("CNI_COMMAND"):
-        return Reply(0, b"", _about(call.plugin, versions))
     try:
+        if not call.env.get("CNI_COMMAND"):
+            return Reply(0, b"", _about(call.plugin, versions))
         verb = _parse_verb(call.env["CNI_COMMAND"])
         if verb is Verb.VERSION:
             return Reply(0, _version(call, versions), b"")
         request = parse_request(call.env, verb, call.stdin, netns_fd)
         result = execute(call.plugin, request)
     except CniError as error:
-        return Reply(1, encode_error(error), b"")
+        return Reply(1, encode_error(error, error.cni_version or ""), b"")
+    except Exception as exc:  # noqa: BLE001 - the skel boundary: a bug becomes code 999
+        what = f"{call.env.get('CNI_COMMAND')} of plugin {call.plugin}"
+        return Reply(1, encode_error(internal_error(exc, what)), b"")
     return Reply(0, jsonio.go_layout(result) if verb is Verb.ADD else b"", b"")
 
 

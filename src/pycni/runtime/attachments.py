@@ -21,6 +21,10 @@ from pycni.errors import CniError, InvalidConfig, InvalidEnvironment
 from pycni.model import jsonio, request
 from pycni.model.names import ContainerId, IfName
 
+# The label of an attachment that another runtime made through a network of its own, whose name is
+# the value. That runtime keeps libcni's cache itself, and its GC judges no other attachments.
+RUNTIME_LABEL = "pycni.runtime-network"
+
 
 class State(enum.StrEnum):
     """Where an attachment stands; see the drawing above."""

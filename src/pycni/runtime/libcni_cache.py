@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,9 +23,11 @@ from msgspec import Raw, Struct
 
 from pycni.errors import CniError, InvalidConfig, IOFailure
 from pycni.model import jsonio, request
+from pycni.model.config import NetworkConfigList
 from pycni.model.names import ContainerId, IfName, NetworkName
 from pycni.model.result import Result
-from pycni.runtime.attachments import Attachment
+from pycni.runtime.attachments import RUNTIME_LABEL, Attachment, AttachmentKey, State
+from pycni.runtime.networks import is_reference, parse_network
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +130,8 @@ class LibcniCache:
 
         A failure is only logged: the store is what the node itself relies on.
         """
+        if RUNTIME_LABEL in attachment.labels:
+            return
         entry = CachedAttachment(
             network=attachment.network,
             container_id=attachment.container_id,
@@ -141,6 +146,49 @@ class LibcniCache:
             self.write(entry)
         except IOFailure as error:
             log.warning("%s is not in libcni's cache: %s", attachment.key, error)
+
+    def adopt(
+        self, key: AttachmentKey, network: NetworkConfigList | None, *, boot_id: str
+    ) -> Attachment | None:
+        """The entry as if this node had made the attachment, or None if too little is known.
+
+        `network` is the network of that name as it is now: it counts where the entry has no
+        configuration of its own (legacy files), and where the entry's lacks only the drop-ins.
+        """
+        entry = self.find(key.network, key.container_id, key.ifname)
+        if entry is None:
+            return None
+        given = network.resolved if network is not None else b""
+        own = entry.config
+        if not own or (network is not None and own == network.json) or _refers(own):
+            own = given
+        if not own:
+            return None
+        path = self.file(key.network, key.container_id, key.ifname)
+        return Attachment(
+            network=key.network,
+            container_id=key.container_id,
+            ifname=key.ifname,
+            # A path from before the last boot leads to some other namespace now, if to any.
+            netns=entry.netns if _is_of_this_boot(path) else "",
+            state=State.READY,
+            config=own,
+            source=network.source if network is not None and own == given else "",
+            inline=network is None,
+            cni_args=entry.cni_args,
+            capability_args=entry.capability_args,
+            result=entry.result or None,
+            boot_id=boot_id,
+        )
+
+    def forget(self, attachment: Attachment) -> None:
+        """Remove what `remember` wrote; a failure is only logged."""
+        if RUNTIME_LABEL in attachment.labels:
+            return
+        try:
+            self.remove(attachment.network, attachment.container_id, attachment.ifname)
+        except IOFailure as error:
+            log.warning("%s stays in libcni's cache: %s", attachment.key, error)
 
     def remove(self, network: str, container_id: str, ifname: str) -> None:
         """Remove the attachment's file, readable or not; absent, or another's, is fine."""
@@ -272,6 +320,24 @@ def _read(path: str) -> bytes:
     if len(data) > MAX_BYTES:
         raise InvalidConfig(f"larger than {MAX_BYTES >> 20} MiB")
     return data
+
+
+def _refers(config: bytes) -> bool:
+    """Whether the configuration is a reference to a network of a node."""
+    try:
+        return is_reference(parse_network(config))
+    except CniError:
+        return False
+
+
+def _is_of_this_boot(path: str) -> bool:
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    if clock is None:
+        return True
+    try:
+        return os.stat(path).st_mtime >= time.time() - time.clock_gettime(clock)
+    except OSError:
+        return False
 
 
 def _sync_directory(path: str) -> None:

@@ -24,6 +24,10 @@ from pycni.runtime.store import AttachmentFilter, Store, StoredNetwork, etag_of
 DELETE_TIMEOUT_S = 30.0
 PARSED = 256  # configurations kept parsed
 
+# The plugin type by which another runtime's list refers to a network of a node. To the node such a
+# list is no network: running it would be to call itself, and to wait for itself.
+REFERENCE_TYPE = "pycni"
+
 
 class NetworkSource(Protocol):
     """Definitions kept elsewhere, read-only here: the conf directory."""
@@ -83,7 +87,7 @@ class Networks:
         stored = self._store.get_network(name)
         if stored is not None:
             return _from_store(stored)
-        config = self._source.find(name) if self._source is not None else None
+        config = self._find_file(name)
         return None if config is None else _from_source(config)
 
     def get(self, name: str) -> Network:
@@ -97,7 +101,8 @@ class Networks:
         """Every network, by name."""
         found: dict[str, Network] = {}
         for config in self._source.list() if self._source is not None else ():
-            found[config.name] = _from_source(config)
+            if not is_reference(config):
+                found[config.name] = _from_source(config)
         for stored in self._store.list_networks():
             found[stored.name] = _from_store(stored)
         return [found[name] for name in sorted(found)]
@@ -110,10 +115,11 @@ class Networks:
         With an `etag` only if that is its present one, "" meaning that it must not exist.
         """
         config = NetworkConfigList.parse(data)
+        _refuse_reference(config)
         self._runtime.validate(config)
         present = self._store.get_network(config.name)
-        if present is None and self._source is not None:
-            file = self._source.find(config.name)
+        if present is None:
+            file = self._find_file(config.name)
             if file is not None:
                 raise NetworkReadOnly(config.name, file.source)
         actual = "" if present is None else present.etag
@@ -154,7 +160,7 @@ class Networks:
         with self._locks.alone(name, Deadline(DELETE_TIMEOUT_S)):
             stored = self._store.get_network(name)
             if stored is None:
-                file = self._source.find(name) if self._source is not None else None
+                file = self._find_file(name)
                 raise NetworkNotFound(name) if file is None else NetworkReadOnly(name, file.source)
             attachments = self._store.list_attachments(AttachmentFilter(network=name))
             keys = tuple(attachment.key for attachment in attachments)
@@ -173,7 +179,26 @@ class Networks:
             return self.get(network)
         if not network.json:
             raise InvalidConfig(f'network "{network.name}": the configuration has no JSON')
+        _refuse_reference(network)
         return Network(name=network.name, config=network, etag="", source=network.source)
+
+    def _find_file(self, name: str) -> NetworkConfigList | None:
+        config = self._source.find(name) if self._source is not None else None
+        return None if config is None or is_reference(config) else config
+
+
+def is_reference(network: NetworkConfigList) -> bool:
+    """Whether the list refers to a network of a node instead of being one."""
+    return any(plugin.type == REFERENCE_TYPE for plugin in network.plugins)
+
+
+def _refuse_reference(network: NetworkConfigList) -> None:
+    if is_reference(network):
+        raise InvalidConfig(
+            f'network "{network.name}" refers to a network of this service by the plugin type '
+            f'"{REFERENCE_TYPE}", which is for the lists of other runtimes',
+            hint="name the network it refers to",
+        )
 
 
 @functools.lru_cache(maxsize=PARSED)

@@ -68,7 +68,7 @@ class Node:
 
     `neighbours` tells the attachments that other runtimes hold on a network (libcni's cache), so
     that a GC without a list of valid attachments leaves them alone. With a `cache` results are
-    kept there too, for libcni's callers to find, and theirs are found by a DEL that comes here.
+    kept there too, for libcni's callers to find; theirs are found by a DEL or CHECK here.
     """
 
     def __init__(
@@ -158,10 +158,13 @@ class Node:
         params.check_names()
         deadline = deadline or Deadline(self.limits.call_timeout_s)
         with self._working([_name_of(network)], params.container_id, deadline):
-            present = self.store.get_attachment(params.key(_name_of(network)))
+            key = params.key(_name_of(network))
+            present = self.store.get_attachment(key) or self._adopt(network, key)
             if present is None:
                 config = self.networks.resolve(network).config
-                outcome = self._delete_unknown(config, params, continue_on_error)
+                outcome = self.runtime.delete(config, params, continue_on_error=continue_on_error)
+                if self._cache is not None:  # a file that nobody can read is of no use
+                    self._cache.remove(*msgspec.structs.astuple(key))
                 return Deleted(existed=False, steps=outcome.steps)
             outcome = self._detach(
                 present,
@@ -175,7 +178,9 @@ class Node:
         """Raise unless the attachment is as ADD left it."""
         deadline = deadline or Deadline(self.limits.call_timeout_s)
         with self._working([key.network], key.container_id, deadline):
-            present = self.get(key)
+            present = self.store.get_attachment(key) or self._adopt(key.network, key)
+            if present is None:
+                raise AttachmentNotFound(key)
             if self._is_debt(present):
                 earlier = "; it is of an earlier boot" if present.boot_id != self.boot_id else ""
                 raise AttachmentNotFound(key, f"its state is {present.state}{earlier}")
@@ -432,32 +437,13 @@ class Node:
             self._cache.remember(ready)
         return Added(attachment=ready, steps=outcome.steps)
 
-    def _delete_unknown(
-        self,
-        config: NetworkConfigList,
-        params: AttachmentParams,
-        continue_on_error: bool | None,
-    ) -> Outcome:
-        """DEL of what this node did not add, with what libcni's cache knows of it."""
-        cached = None
-        if self._cache is not None:
-            cached = self._cache.find(config.name, params.container_id, params.ifname)
-        if cached is not None:
-            params = msgspec.structs.replace(
-                params,
-                netns=params.netns or cached.netns,
-                cni_args=params.cni_args or cached.cni_args,
-                capability_args=params.capability_args or cached.capability_args,
-            )
-        outcome = self.runtime.delete(
-            config,
-            params,
-            prev_result=(cached.result or None) if cached is not None else None,
-            continue_on_error=continue_on_error,
-        )
-        if self._cache is not None:
-            self._cache.remove(config.name, params.container_id, params.ifname)
-        return outcome
+    def _adopt(self, network: str | NetworkConfigList, key: AttachmentKey) -> Attachment | None:
+        """An attachment that another runtime made, if libcni's cache knows enough of it."""
+        if self._cache is None:
+            return None
+        known = self.networks.find(network) if isinstance(network, str) else None
+        given = network if isinstance(network, NetworkConfigList) else known and known.config
+        return self._cache.adopt(key, given or None, boot_id=self.boot_id)
 
     def _detach(
         self,
@@ -495,7 +481,7 @@ class Node:
         # Other runtimes read the conf directory too, and may hold attachments on its networks that
         # nobody here knows of. Garbage is better than cutting off their containers.
         shared = target.valid is None and bool(config.source)
-        valid = self._valid(name, present) if target.valid is None else target.valid
+        valid = self._valid(target, name, present)
         stale = [attachment for attachment in present if attachment.entry not in valid]
         if validate_only:
             return Collected(network=name, deleted=tuple(a.key for a in stale), skipped=shared)
@@ -519,10 +505,19 @@ class Node:
             network=name, deleted=tuple(deleted), skipped=outcome.skipped, steps=outcome.steps
         )
 
-    def _valid(self, name: str, present: Sequence[Attachment]) -> frozenset[request.Attachment]:
-        """What is valid on a network as far as we and our neighbours know."""
-        own = {a.entry for a in present if a.state in (State.ADDING, State.READY)}
-        return frozenset(own.union(self._neighbours(name)))
+    def _valid(
+        self, target: GcTarget, name: str, present: Sequence[Attachment]
+    ) -> frozenset[request.Attachment]:
+        """What is valid on a network: what the caller says, of what he may judge, and others'."""
+        if target.valid is not None and not target.labels:
+            return target.valid
+        others = self._neighbours(name)
+        if target.valid is None:
+            own = {a.entry for a in present if a.state in (State.ADDING, State.READY)}
+            return frozenset(own.union(others))
+        # The neighbours' cache holds our own as well, stale ones among them.
+        strangers = frozenset(others) - {a.entry for a in present}
+        return target.valid | strangers | {a.entry for a in present if not target.judges(a)}
 
     def _gc_config(
         self, target: GcTarget, name: str, present: Sequence[Attachment]
@@ -553,7 +548,7 @@ class Node:
     def _forget(self, attachment: Attachment) -> None:
         self.store.delete_attachment(attachment.key)
         if self._cache is not None:
-            self._cache.remove(*msgspec.structs.astuple(attachment.key))
+            self._cache.forget(attachment)
         gone = msgspec.structs.replace(about(attachment), kind=Kind.ATTACHMENT_GONE, state=None)
         self.events.publish(gone)
 

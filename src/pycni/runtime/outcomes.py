@@ -50,10 +50,18 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GcTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A network to collect; without `valid`, what the node and its neighbours know is valid."""
+    """A network to collect; without `valid`, what the node and its neighbours know is valid.
+
+    With `labels`, `valid` speaks of attachments with these labels only: all others are valid.
+    """
 
     network: str | NetworkConfigList
     valid: frozenset[request.Attachment] | None = None
+    labels: dict[str, str] = {}
+
+    def judges(self, attachment: Attachment) -> bool:
+        """Whether `valid` says whether that attachment is valid."""
+        return self.labels.items() <= attachment.labels.items()
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,9 +13,12 @@ from pathlib import Path
 import msgspec
 
 from pycni.errors import InvalidEnvironment
-from pycni.exec import skel
+from pycni.exec import skel, whole_network
 from pycni.exec.endpoint import ShimEndpoint
 from pycni.exec.framing import Call, Reply
+from pycni.model.request import Request
+from pycni.model.version import SUPPORTED
+from pycni.runtime import trace
 from pycni.runtime.confdir import ConfDir
 from pycni.runtime.libcni_cache import LibcniCache
 from pycni.runtime.node import Node
@@ -113,12 +116,16 @@ def _listen(server: Server, settings: Settings) -> list[str]:
 
 
 def _answer_shims(node: Node) -> Callable[[Call, int | None], Reply]:
+    def execute(plugin: str, request: Request) -> bytes:
+        if plugin == whole_network.TYPE:
+            return whole_network.run(node, request)
+        return node.run_plugin(plugin, request)
+
+    def versions(plugin: str) -> tuple[str, ...]:
+        return SUPPORTED if plugin == whole_network.TYPE else node.plugin_versions(plugin)
+
     def answer(call: Call, netns_fd: int | None) -> Reply:
-        return skel.answer(
-            call,
-            execute=node.run_plugin,
-            versions=node.plugin_versions,
-            netns_fd=netns_fd,
-        )
+        with trace.bound(call.env):
+            return skel.answer(call, execute=execute, versions=versions, netns_fd=netns_fd)
 
     return answer
