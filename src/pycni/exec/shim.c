@@ -47,6 +47,17 @@ static void fail(int code, const char *msg, const char *details)
 	_exit(1);
 }
 
+/* The service has had its time, however busily it trickles. Only what a handler may call. */
+static void expire(int signal)
+{
+	static const char text[] =
+		"{\n    \"code\": 11,\n    \"msg\": \"the pycni service did not answer in time\",\n"
+		"    \"details\": \"the call may still be running; DEL and repeat it\"\n}";
+
+	(void)signal;
+	_exit(write(STDOUT_FILENO, text, sizeof text - 1) < 0 ? 2 : 1);
+}
+
 static void put_u32(unsigned char *at, uint32_t value)
 {
 	at[0] = value >> 24, at[1] = value >> 16, at[2] = value >> 8, at[3] = value;
@@ -160,7 +171,9 @@ static unsigned char *read_request(const char *name, size_t *length)
 			break;
 	}
 	size_t env_length = used - env_start;
-	for (;;) {
+	const char *command = getenv("CNI_COMMAND");
+	/* Without a command the answer is a text about the plugin, and stdin may be a terminal. */
+	while (command && *command) {
 		if (frame && used == size)
 			frame = realloc(frame, size *= 2);
 		if (!frame)
@@ -193,6 +206,7 @@ int main(int argc, char **argv)
 	int fd = connect_service(path && *path ? path : field(socket_field), timeout_s);
 
 	if (fd < 0) {
+		/* -I: what a runtime's environment says about Python is not meant for us. */
 		const char *python = field(interpreter_field);
 		execl(python, python, "-I", "-m", "pycni.exec.skel", name, (char *)NULL);
 		fail(11, "no pycni service listens and its interpreter cannot be run", python);
@@ -203,6 +217,8 @@ int main(int argc, char **argv)
 	unsigned char *frame = read_request(name, &length);
 	/* O_NONBLOCK: a path that is a FIFO by mistake must not hang the runtime. */
 	int netns = netns_path && *netns_path ? open(netns_path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
+	signal(SIGALRM, expire);
+	alarm(timeout_s);
 	send_frame(fd, netns, frame, length);
 
 	unsigned char header[4];
@@ -212,10 +228,11 @@ int main(int argc, char **argv)
 	if (!body)
 		fail(11, "the pycni service answered with an unusable frame", "");
 	read_exactly(fd, body, body_length);
+	alarm(0);
 	uint32_t stdout_length = get_u32(body + 1);
 	if (stdout_length > body_length - 5)
 		fail(11, "the pycni service answered with a frame cut short", "");
 	fwrite(body + 5, 1, stdout_length, stdout);
 	fwrite(body + 5 + stdout_length, 1, body_length - 5 - stdout_length, stderr);
-	return fflush(stdout) ? 1 : body[0];
+	return fflush(stdout) || ferror(stdout) ? 1 : body[0];
 }

@@ -15,6 +15,7 @@ INTERPRETER = "/usr/bin/python3"
 
 FRAME_VERSION = 1
 MAX_REQUEST = 16 * 1024 * 1024
+MAX_REPLY = 64 * 1024 * 1024
 DEFAULT_TIMEOUT_S = 120
 NETNS_FLAGS = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK  # a FIFO must not hang us
 FORWARDED = (b"CNI_", b"TRACEPARENT=", b"TRACESTATE=", b"BAGGAGE=")
@@ -27,6 +28,11 @@ def fail(code, msg, details):
     posix._exit(1)
 
 
+def clock():
+    """Seconds since some moment; `time` would be one more module."""
+    return posix.times().elapsed
+
+
 def connect(path, timeout_s):
     """Return a connection to the service, or None when none listens."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -34,19 +40,21 @@ def connect(path, timeout_s):
     try:
         connection.connect(path)
     except TimeoutError:
-        fail(11, "the pycni service accepts no connection in time", path)
+        fail(11, "the pycni service accepts no connection in time", SOCKET)
     except OSError:
         connection.close()
         return None
     return connection
 
 
-def read_stdin():
-    """Everything on stdin, up to the limit the service accepts."""
+def read_stdin(size):
+    """Everything on stdin, if with the `size` of the rest it is within what the service accepts."""
     chunks = []
-    size = 0
     while True:
-        chunk = posix.read(0, 65536)
+        try:
+            chunk = posix.read(0, 65536)
+        except OSError as exc:
+            fail(5, "error reading from stdin", exc.strerror)
         if not chunk:
             return b"".join(chunks)
         size += len(chunk)
@@ -61,7 +69,9 @@ def request(name):
     variables = [pair for pair in pairs if pair.startswith(FORWARDED)]
     variables.append(b"PYCNI_PLUGIN=" + name)
     env = b"".join(pair + b"\0" for pair in variables)
-    body = bytes((FRAME_VERSION,)) + len(env).to_bytes(4, "big") + env + read_stdin()
+    head = bytes((FRAME_VERSION,)) + len(env).to_bytes(4, "big") + env
+    # Without a command the answer is a text about the plugin, and stdin may be a terminal.
+    body = head + (read_stdin(len(head)) if posix.environ.get(b"CNI_COMMAND") else b"")
     return len(body).to_bytes(4, "big") + body
 
 
@@ -69,10 +79,7 @@ def send(connection, frame):
     """Send the frame, the descriptor of CNI_NETNS with its first byte."""
     ancillary = []
     try:
-        netns = posix.open(
-            posix.environ.get(b"CNI_NETNS", b""),
-            posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK,
-        )
+        netns = posix.open(posix.environ.get(b"CNI_NETNS", b""), NETNS_FLAGS)
         ancillary.append((_socket.SOL_SOCKET, _socket.SCM_RIGHTS, netns.to_bytes(4, sys.byteorder)))
     except OSError:
         pass  # the service reports a missing namespace where the verb needs one
@@ -84,12 +91,13 @@ def send(connection, frame):
         fail(11, "the pycni service refused the request", exc.strerror or "timed out")
 
 
-def receive(connection, length):
-    """Exactly `length` bytes."""
+def receive(connection, length, deadline):
+    """Exactly `length` bytes, before the deadline."""
     data = bytearray()
     while len(data) < length:
+        connection.settimeout(max(deadline - clock(), 0.001))
         try:
-            chunk = connection.recv(length - len(data))
+            chunk = connection.recv(min(length - len(data), 1 << 20))
         except TimeoutError:
             fail(
                 11,
@@ -106,6 +114,17 @@ def receive(connection, length):
             )
         data += chunk
     return bytes(data)
+
+
+def receive_reply(connection, deadline):
+    """The body of the reply frame."""
+    length = int.from_bytes(receive(connection, 4, deadline), "big")
+    if not 5 <= length <= MAX_REPLY:
+        fail(11, "the pycni service answered with an unusable frame", "")
+    body = receive(connection, length, deadline)
+    if int.from_bytes(body[1:5], "big") > length - 5:
+        fail(11, "the pycni service answered with a frame cut short", "")
+    return body
 
 
 def write_all(fd, data):
@@ -130,11 +149,16 @@ def main():
                 "no pycni service listens and its interpreter cannot be run",
                 INTERPRETER,
             )
-    send(connection, request(name.encode()))
-    body = receive(connection, int.from_bytes(receive(connection, 4), "big"))
-    stdout_length = int.from_bytes(body[1:5], "big")
-    write_all(1, body[5 : 5 + stdout_length])
-    write_all(2, body[5 + stdout_length :])
+    frame = request(name.encode("utf-8", "surrogateescape"))
+    deadline = clock() + timeout_s
+    send(connection, frame)
+    body = receive_reply(connection, deadline)
+    end = 5 + int.from_bytes(body[1:5], "big")
+    try:
+        write_all(1, body[5:end])
+        write_all(2, body[end:])
+    except OSError:
+        posix._exit(1)  # nobody is there to be told
     posix._exit(body[0])
 
 

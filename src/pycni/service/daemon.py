@@ -76,7 +76,7 @@ def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> No
         closing.callback(server.stop, GRACE_S)
         if settings.shim_socket is not None:
             shims = ShimEndpoint(
-                settings.shim_socket, _answer_shims(node), inherited=listeners.get("shim")
+                settings.shim_socket, answer_shims(node), inherited=listeners.get("shim")
             )
             shims.start()
             closing.callback(shims.stop, GRACE_S)
@@ -115,7 +115,9 @@ def _listen(server: Server, settings: Settings) -> list[str]:
     return addresses
 
 
-def _answer_shims(node: Node) -> Callable[[Call, int | None], Reply]:
+def answer_shims(node: Node) -> Callable[[Call, int | None], Reply]:
+    """What the shims' endpoint does with a call: the node's plugins, or a network of the node."""
+
     def execute(plugin: str, request: Request) -> bytes:
         if plugin == whole_network.TYPE:
             return whole_network.run(node, request)
