@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Around every call: the size limit, and failures as statuses that carry a CniError."""
+"""Around every call: who may make it, how large it is, and failures that carry a CniError."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent import futures
+from typing import Any, cast
 
 import grpc
 from google.rpc import code_pb2
 
-from pycni.errors import CniError
+from pycni.errors import CniError, TryAgain
 from pycni.service import wire
+from pycni.service.access import Identity, Policy, TooManyCalls
 
 log = logging.getLogger(__name__)
 
@@ -20,11 +24,77 @@ MAX_REQUEST_BYTES = 16 * 1024 * 1024
 # gRPC itself refuses larger ones, with a status that carries no CniError: leave room for ours.
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 
+MAX_STREAMS = 256  # watches and registrations of one listener; each has a thread
+SPARE_THREADS = 8  # to tell the next one that there are enough
+DELEGATIONS = 128
+
+DELEGATE = "/cni.v2alpha1.Delegate/"
+# What a service that is stopping still does: what ends calls, or helps them to their end.
+LAST = (
+    DELEGATE,
+    "/cni.v2alpha1.Registry/",
+    "/cni.v2alpha1.Attachments/Del",
+    "/cni.v2alpha1.Attachments/DetachAll",
+)
+
 Handler = Callable[[Any, grpc.ServicerContext], Any]
 
 
+class ServiceStopping(TryAgain):
+    """The service is about to end and begins nothing new."""
+
+
+class TooLarge(CniError, code=6):
+    """The request is larger than the service accepts."""
+
+
+class Gate:
+    """The unary calls that run, on all listeners of a service; it can be closed."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def passing(self, method: str) -> Iterator[None]:
+        """Count a call; raise ServiceStopping (11) if the gate is closed to it."""
+        with self._changed:
+            if self._closed and not method.startswith(LAST):
+                raise ServiceStopping("the service is stopping", hint="its successor will answer")
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def close(self, grace_s: float) -> bool:
+        """Let nothing new in and wait for what runs; whether it all came to its end in time."""
+        with self._changed:
+            self._closed = True
+            return self._changed.wait_for(lambda: not self._running, grace_s)
+
+
 class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
-    """Turns whatever a handler raises into a status; nothing else of the service needs to."""
+    """What every handler would otherwise do itself: permission, limits, errors as statuses.
+
+    Streams and delegations have threads of their own: watchers must not use up those of the
+    calls, nor calls that wait for a daemon those on which it asks for its delegates.
+    """
+
+    def __init__(self, policy: Policy | None = None, gate: Gate | None = None) -> None:
+        """Without a `policy` everybody may do everything, as is right behind a 0600 socket."""
+        self._policy = policy
+        self._gate = gate or Gate()
+        self._streams = threading.BoundedSemaphore(MAX_STREAMS)
+        self._stream_threads = futures.ThreadPoolExecutor(
+            MAX_STREAMS + SPARE_THREADS, thread_name_prefix="stream"
+        )
+        self._delegate_threads = futures.ThreadPoolExecutor(
+            DELEGATIONS, thread_name_prefix="delegate"
+        )
 
     def intercept_service(
         self,
@@ -33,51 +103,60 @@ class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic onl
     ) -> Any:
         """Wrap the handler of this call."""
         handler = continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith("/cni."):
+        if handler is None:
             return handler
         method = handler_call_details.method
+        serializers = (handler.request_deserializer, handler.response_serializer)
         if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(
-                _unary(handler.unary_unary, method),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
+            wrapped = self._unary(handler.unary_unary, method)
+            return grpc.unary_unary_rpc_method_handler(wrapped, *serializers)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(
-                _stream(handler.unary_stream, method),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
-        return grpc.stream_stream_rpc_method_handler(
-            _stream(handler.stream_stream, method),
-            handler.request_deserializer,
-            handler.response_serializer,
-        )
+            if hasattr(handler.unary_stream, "experimental_non_blocking"):
+                return handler  # health's Watch: it needs no thread, and hides nothing
+            wrapped = self._stream(handler.unary_stream, method)
+            return grpc.unary_stream_rpc_method_handler(wrapped, *serializers)
+        wrapped = self._stream(handler.stream_stream, method)
+        return grpc.stream_stream_rpc_method_handler(wrapped, *serializers)
 
+    def _unary(self, handler: Handler, method: str) -> Handler:
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                self._admit(method, context)
+                _check_size(request)
+                with self._gate.passing(method):
+                    return handler(request, context)
+            except Exception as exc:  # noqa: BLE001 - service boundary: every failure is a status
+                _fail(exc, method, context)
 
-def _unary(handler: Handler, method: str) -> Handler:
-    def call(request: Any, context: grpc.ServicerContext) -> Any:
+        if method.startswith(DELEGATE):
+            call.experimental_thread_pool = self._delegate_threads  # type: ignore[attr-defined]  # grpc reads it
+        return call
+
+    def _stream(self, handler: Handler, method: str) -> Handler:
+        def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            try:
+                self._admit(method, context)
+                with self._place():
+                    yield from handler(request, context)
+            except Exception as exc:  # noqa: BLE001 - service boundary: every failure is a status
+                _fail(exc, method, context)
+
+        call.experimental_thread_pool = self._stream_threads  # type: ignore[attr-defined]  # grpc reads it
+        return call
+
+    def _admit(self, method: str, context: grpc.ServicerContext) -> None:
+        if self._policy is not None:
+            # The stubs have the values as bytes; they are lists of bytes.
+            self._policy.check(method, cast(Identity, context.auth_context()))
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        if not self._streams.acquire(blocking=False):
+            raise TooManyCalls(f"{MAX_STREAMS} streams are open already")
         try:
-            _check_size(request)
-            return handler(request, context)
-        except Exception as exc:  # noqa: BLE001 - service boundary: every failure is a status
-            _fail(exc, method, context)
-
-    return call
-
-
-def _stream(handler: Handler, method: str) -> Handler:
-    def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        try:
-            yield from handler(request, context)
-        except Exception as exc:  # noqa: BLE001 - service boundary: every failure is a status
-            _fail(exc, method, context)
-
-    return call
-
-
-class TooLarge(CniError, code=6):
-    """The request is larger than the service accepts."""
+            yield
+        finally:
+            self._streams.release()
 
 
 def _check_size(request: Any) -> None:

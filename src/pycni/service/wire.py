@@ -12,9 +12,10 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from pycni.errors import CniError
+from pycni.errors import CniError, TryAgain
 from pycni.model.wire_error import encode_error
 from pycni.runtime import errors as runtime_errors
+from pycni.service import access
 from pycni.service.pb.cni.v2alpha1 import error_pb2
 
 # The CNI code decides; proto/cni/v2alpha1/error.proto shows this table to callers.
@@ -40,6 +41,9 @@ STATUS_OF_CLASS: dict[type[CniError], int] = {
     runtime_errors.EtagMismatch: code_pb2.ABORTED,
     runtime_errors.AttachmentConflict: code_pb2.ALREADY_EXISTS,
     runtime_errors.Overloaded: code_pb2.RESOURCE_EXHAUSTED,
+    access.NotPermitted: code_pb2.PERMISSION_DENIED,
+    access.TooManyCalls: code_pb2.RESOURCE_EXHAUSTED,
+    access.AlreadyRegistered: code_pb2.ALREADY_EXISTS,
 }
 
 RETRY_AFTER_S = 1
@@ -82,6 +86,7 @@ def rebuild_error(message: error_pb2.CniError) -> CniError:
     error.plugin_index = message.plugin_index if message.HasField("plugin_index") else None
     error.residue = error_pb2.Residue.Name(message.residue).removeprefix("RESIDUE_")
     error.cni_version = message.cni_version or None
+    error.log_id = message.log_id or None
     return error
 
 
@@ -91,7 +96,7 @@ def abort(context: grpc.ServicerContext, error: CniError, code: int | None = Non
         code=status_code(error) if code is None else code, message=str(error)
     )
     _pack(status, error_message(error))
-    if status.code == code_pb2.UNAVAILABLE:
+    if error.wire_code == TryAgain.code:
         delay = duration_pb2.Duration(seconds=RETRY_AFTER_S)
         _pack(status, error_details_pb2.RetryInfo(retry_delay=delay))
     context.abort_with_status(rpc_status.to_status(status))

@@ -51,7 +51,7 @@ class RegistryServicer:
         """Register a daemon for as long as the stream stays open. The first message is a Registration;
         after that the daemon may push notices, or say that it is draining. When the stream ends the
         daemon is no longer registered: operations that need it then wait for it up to their deadline
-        and fail with code 11; they are never skipped.
+        and fail with code 11; they are never skipped. STATUS does not wait: it answers code 50.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -23,7 +23,7 @@ class RegistryStub:
     """Register a daemon for as long as the stream stays open. The first message is a Registration;
     after that the daemon may push notices, or say that it is draining. When the stream ends the
     daemon is no longer registered: operations that need it then wait for it up to their deadline
-    and fail with code 11; they are never skipped.
+    and fail with code 11; they are never skipped. STATUS does not wait: it answers code 50.
     """
 
 class RegistryServicer:
@@ -37,7 +37,7 @@ class RegistryServicer:
         """Register a daemon for as long as the stream stays open. The first message is a Registration;
         after that the daemon may push notices, or say that it is draining. When the stream ends the
         daemon is no longer registered: operations that need it then wait for it up to their deadline
-        and fail with code 11; they are never skipped.
+        and fail with code 11; they are never skipped. STATUS does not wait: it answers code 50.
         """
 
 def add_RegistryServicer_to_server(servicer: RegistryServicer, server: _grpc.Server) -> None: ...
