@@ -20,6 +20,7 @@ CONF_DIR, STATE_DIR = "/etc/cni/net.d", "/var/lib/pycni"
 CACHE_DIR, SHIM_SOCKET = "/var/lib/cni", "/run/pycni/shim.sock"
 PLUGIN_PATH = "/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni"
 LISTEN = "127.0.0.1:8472"
+RATE, READ_ONLY_RATE = 2000.0, 100.0
 if sys.platform == "win32":
     from pycni.windows import launchers
 
@@ -48,8 +49,17 @@ def serve(
     plugin_path: Annotated[
         str, typer.Option(envvar="CNI_PATH", help="Directories of plugin executables.")
     ] = PLUGIN_PATH,
+    read_only_socket: Annotated[
+        Path | None, typer.Option(help="Listen here too, for those who may only look.")
+    ] = None,
+    read_only_group: Annotated[
+        str, typer.Option(help="Give that socket to this group; else it is the service's user's.")
+    ] = "",
     listen: Annotated[
-        str, typer.Option(help="Listen on this host:port too; needs the three --tls options.")
+        str,
+        typer.Option(
+            "--tls-listen", "--listen", help="The host:port for TLS; needs the next three."
+        ),
     ] = LISTEN,
     tls_cert: Annotated[
         Path | None, typer.Option(help="The service's certificate, for mutual TLS.")
@@ -58,10 +68,27 @@ def serve(
     tls_client_ca: Annotated[
         Path | None, typer.Option(help="The authority whose certificates clients must have.")
     ] = None,
+    tls_admin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name in the certificate of an administrator; repeat it. Without this and "
+            "--tls-read-only everybody whom the authority certifies is one."
+        ),
+    ] = None,
+    tls_read_only: Annotated[
+        list[str] | None,
+        typer.Option(help='Name in the certificate of one who may only look; "*" is everybody.'),
+    ] = None,
+    rate: Annotated[
+        float, typer.Option(min=0, help="Calls a second of one administrator; 0: no limit.")
+    ] = RATE,
+    read_only_rate: Annotated[
+        float, typer.Option(min=0, help="Calls a second of one who may only look; 0: no limit.")
+    ] = READ_ONLY_RATE,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the service until it is told to stop by SIGTERM or Ctrl-C."""
-    from pycni.service import daemon
+    from pycni.service import access, daemon
 
     logging.basicConfig(
         stream=sys.stderr,
@@ -77,7 +104,11 @@ def serve(
         cache_dir=Path(cache_dir) if cache_dir else None,
         plugin_path=tuple(part for part in plugin_path.split(os.pathsep) if part),
         listen=listen,
+        read_only_socket=read_only_socket if unix else None,
+        read_only_group=read_only_group,
         tls=_tls_files(tls_cert, tls_key, tls_client_ca),
+        roles=access.Roles(admin=tuple(tls_admin or ()), read_only=tuple(tls_read_only or ())),
+        rates=access.Rates(admin=access.rate_of(rate), read_only=access.rate_of(read_only_rate)),
     )
     if sys.stderr.isatty() and not context.obj.json:
         where = settings.socket or settings.listen

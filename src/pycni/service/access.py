@@ -70,6 +70,11 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     burst: int
 
 
+def rate_of(per_second: float) -> Rate:
+    """So many calls a second, and twice as many at once."""
+    return Rate(per_second=per_second, burst=max(1, int(2 * per_second)))
+
+
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """The rates of one caller in each role."""
 

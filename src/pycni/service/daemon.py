@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,11 @@ from pycni.runtime.libcni_cache import LibcniCache
 from pycni.runtime.node import Node
 from pycni.runtime.opening import DEFAULT_PLUGIN_PATH, DEFAULT_STATE_DIR, open_node
 from pycni.service import systemd
+from pycni.service.access import DEFAULT_RATES, Rates, Roles
+from pycni.service.daemons import Daemons
+from pycni.service.entry_points import find_plugins
+from pycni.service.operations import Operations
+from pycni.service.relay import Relay
 from pycni.service.server import Server
 from pycni.service.tls import DEFAULT_ADDRESS, TlsFiles
 
@@ -33,6 +39,10 @@ DEFAULT_SOCKET = Path("/run/pycni/cni.sock")
 DEFAULT_SHIM_SOCKET = Path("/run/pycni/shim.sock")
 DEFAULT_CONF_DIR = Path("/etc/cni/net.d")
 GRACE_S = 30.0
+DAEMONS = "daemons.json"  # in the state directory: the plugin daemons there were
+
+# The FileDescriptorName of the sockets that a service manager may listen on for us.
+ADMIN, READ_ONLY, SHIM = "cni", "read-only", "shim"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +54,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     conf_dir: Path | None = DEFAULT_CONF_DIR
     cache_dir: Path | None = None
     plugin_path: tuple[str, ...] = DEFAULT_PLUGIN_PATH
+    read_only_socket: Path | None = None
+    read_only_group: str = ""
     listen: str = DEFAULT_ADDRESS  # used with `tls` only
     tls: TlsFiles | None = None
+    roles: Roles = Roles()
+    rates: Rates = DEFAULT_RATES
 
 
 def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> None:
@@ -60,27 +74,34 @@ def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> No
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     with contextlib.ExitStack() as closing:
-        node = _open(settings)
+        daemons = Daemons(Operations(), file=settings.state_dir / DAEMONS)
+        node = _open(settings, daemons)
         closing.callback(node.close)
-        server = Server(node)
-        addresses = _listen(server, settings)
-        if settings.socket is not None:
-            closing.callback(settings.socket.unlink, missing_ok=True)
+        server = Server(node, daemons=daemons, rates=settings.rates)
+        relays = [
+            Relay(listeners[name], target)
+            for name, target in _listen(server, settings, listeners, closing)
+        ]
+        # Before the recovery: what it settles may need daemons, and these must register first.
+        server.start(ready=False)
+        closing.callback(server.stop, GRACE_S)
+        for relay in relays:
+            relay.start()
+            closing.callback(relay.stop)
         recovered = node.recover()
         log.info(
             "recovered attachments settled=%d failed=%d",
             len(recovered.settled),
             len(recovered.failed),
         )
-        server.start()
-        closing.callback(server.stop, GRACE_S)
+        server.set_ready()
         if settings.shim_socket is not None:
             shims = ShimEndpoint(
-                settings.shim_socket, answer_shims(node), inherited=listeners.get("shim")
+                settings.shim_socket, answer_shims(node), inherited=listeners.get(SHIM)
             )
             shims.start()
             closing.callback(shims.stop, GRACE_S)
-        log.info("serving on %s", ", ".join(addresses))
+        closing.callback(server.retire)
         ready()
         systemd.notify("READY=1")
         while not stopped.wait(1.0):
@@ -89,30 +110,58 @@ def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> No
         log.info("stopping: running calls have %.0f s to end", GRACE_S)
 
 
-def _open(settings: Settings) -> Node:
+def _open(settings: Settings, daemons: Daemons) -> Node:
     source = ConfDir(str(settings.conf_dir)) if settings.conf_dir is not None else None
     # Not synced: the store is what we rely on, and after a power loss no container is left.
     cache = LibcniCache(str(settings.cache_dir), durable=False) if settings.cache_dir else None
     return open_node(
-        str(settings.state_dir), plugin_path=settings.plugin_path, source=source, cache=cache
+        str(settings.state_dir),
+        plugin_path=settings.plugin_path,
+        registered=[daemons],
+        endpoints=daemons.at,
+        plugins=find_plugins(),
+        source=source,
+        cache=cache,
     )
 
 
-def _listen(server: Server, settings: Settings) -> list[str]:
-    """Bind what the settings name and say where; raise InvalidEnvironment (4) if nothing is."""
-    addresses = []
+def _listen(
+    server: Server,
+    settings: Settings,
+    inherited: Mapping[str, socket.socket],
+    closing: contextlib.ExitStack,
+) -> list[tuple[str, Path]]:
+    """Bind what the settings name; raise InvalidEnvironment (4) if nothing is.
+
+    In the place of an inherited socket one beside it is bound. Returns, by the name of the
+    inherited one, where its connections are to be relayed to.
+    """
+    relayed: list[tuple[str, Path]] = []
+    addresses: list[str] = []
+
+    def place(name: str, path: Path) -> Path:
+        addresses.append(str(path))
+        if name in inherited:
+            path = path.with_name(f"{path.name}.direct")
+            relayed.append((name, path))
+        closing.callback(path.unlink, missing_ok=True)
+        return path
+
     if settings.socket is not None:
-        server.listen(settings.socket)
-        addresses.append(str(settings.socket))
+        server.listen(place(ADMIN, settings.socket))
+    if settings.read_only_socket is not None:
+        path = place(READ_ONLY, settings.read_only_socket)
+        server.listen_read_only(path, group=settings.read_only_group)
     if settings.tls is not None:
-        port = server.listen_tls(settings.listen, settings.tls)
+        port = server.listen_tls(settings.listen, settings.tls, roles=settings.roles)
         addresses.append(f"{settings.listen.rpartition(':')[0]}:{port}")
     if not addresses:
         raise InvalidEnvironment(
             "the service would listen nowhere",
             hint="Windows needs --tls-cert, --tls-key and --tls-client-ca",
         )
-    return addresses
+    log.info("listening on %s", ", ".join(addresses))
+    return relayed
 
 
 def answer_shims(node: Node) -> Callable[[Call, int | None], Reply]:

@@ -110,12 +110,17 @@ class Server:
         """Say that the node can serve Add."""
         self._health.set(READINESS, health_pb2.HealthCheckResponse.SERVING)
 
+    def retire(self) -> None:
+        """Flip readiness and begin nothing new, but for what deletes attachments."""
+        self._health.set(READINESS, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._gate.close(0)
+
     def stop(self, grace_s: float) -> None:
-        """Flip readiness, begin nothing new, and let what runs end for `grace_s`.
+        """Retire, and let what runs end for `grace_s`.
 
         Daemons stay registered and may delegate until then: what runs may need them.
         """
-        self._health.set(READINESS, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.retire()
         self._gate.close(grace_s)
         self._daemons.close()
         for stopped in [server.stop(STREAM_GRACE_S) for server in self._servers]:
