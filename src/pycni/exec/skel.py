@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -24,6 +24,7 @@ from pycni.model.names import ContainerId, IfName
 from pycni.model.request import PARENT_VARIABLE, Request, Verb
 from pycni.model.version import CURRENT
 from pycni.model.wire_error import encode_error
+from pycni.plugins.sdk import Plugin
 from pycni.runtime.dispatch import internal_error
 
 log = logging.getLogger(__name__)
@@ -148,8 +149,8 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def main(plugin: str) -> NoReturn:
-    """Run the plugin named `plugin` in this process and exit."""
+def main(plugin: str, plugins: Mapping[str, Plugin[Any]] | None = None) -> NoReturn:
+    """Run the plugin named `plugin`, a built-in one or one of `plugins`, in this process; exit."""
     gc.disable()  # the process is over before there is anything to collect
     from pycni.exec import standalone
 
@@ -159,7 +160,7 @@ def main(plugin: str) -> NoReturn:
     env = {name: value for name, value in os.environ.items() if name.startswith("CNI_")}
     try:
         stdin = read_stdin() if env.get("CNI_COMMAND") else b""
-        reply = standalone.run(Call(plugin, env, stdin))
+        reply = standalone.run(Call(plugin, env, stdin), plugins)
     except CniError as error:
         reply = Reply(1, encode_error(error), b"")
     try:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from pycni.exec import skel
 from pycni.exec.framing import Call, Reply
@@ -18,6 +19,7 @@ from pycni.kernel.side import Side
 from pycni.model.deadline import Deadline
 from pycni.model.request import Request
 from pycni.model.version import SUPPORTED
+from pycni.plugins.sdk import Plugin
 from pycni.runtime.executors import Exec, Executors, InProcess
 
 if TYPE_CHECKING:
@@ -33,11 +35,14 @@ STORE_WAIT_S = 60.0
 POLL_S = 0.02
 
 
-def run(call: Call) -> Reply:
-    """Answer one call. It is as long as its caller waits: a runtime ends what it gives up."""
+def run(call: Call, plugins: Mapping[str, Plugin[Any]] | None = None) -> Reply:
+    """Answer one call, with `plugins` beside the built-in ones.
+
+    It is as long as its caller waits: a runtime ends what it gives up.
+    """
     path = tuple(part for part in call.env.get("CNI_PATH", "").split(os.pathsep) if part)
     host = Side()
-    executors = Executors(InProcess(host), Exec(path, host))
+    executors = Executors(InProcess(host, extra=plugins), Exec(path, host))
 
     def execute(plugin: str, request: Request) -> bytes:
         if plugin == META_TYPE:

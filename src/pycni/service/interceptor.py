@@ -70,10 +70,14 @@ class Gate:
                 self._running -= 1
                 self._changed.notify_all()
 
-    def close(self, grace_s: float) -> bool:
-        """Let nothing new in and wait for what runs; whether it all came to its end in time."""
+    def close(self) -> None:
+        """Let nothing new in, but for what ends calls or helps them to their end."""
         with self._changed:
             self._closed = True
+
+    def wait(self, grace_s: float) -> bool:
+        """Wait for what runs; whether it all came to its end in time."""
+        with self._changed:
             return self._changed.wait_for(lambda: not self._running, grace_s)
 
 

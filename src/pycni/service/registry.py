@@ -183,8 +183,10 @@ def _time_left(
     operation: Operation,
     context: grpc.ServicerContext,
 ) -> float | None:
-    limits = [operation.deadline.remaining_s(), context.time_remaining()]
+    # Without a deadline gRPC says a time that no wait can take.
+    limits = [left for left in (context.time_remaining(),) if left < threading.TIMEOUT_MAX]
+    if (left := operation.deadline.remaining_s()) is not None:
+        limits.append(left)
     if message.HasField("timeout"):
         limits.append(message.timeout.seconds + message.timeout.nanos / 1e9)
-    known = [limit for limit in limits if limit is not None and limit < threading.TIMEOUT_MAX]
-    return min(known, default=None)
+    return min(limits, default=None)

@@ -113,7 +113,7 @@ class Server:
     def retire(self) -> None:
         """Flip readiness and begin nothing new, but for what deletes attachments."""
         self._health.set(READINESS, health_pb2.HealthCheckResponse.NOT_SERVING)
-        self._gate.close(0)
+        self._gate.close()
 
     def stop(self, grace_s: float) -> None:
         """Retire, and let what runs end for `grace_s`.
@@ -121,7 +121,7 @@ class Server:
         Daemons stay registered and may delegate until then: what runs may need them.
         """
         self.retire()
-        self._gate.close(grace_s)
+        self._gate.wait(grace_s)
         self._daemons.close()
         for stopped in [server.stop(STREAM_GRACE_S) for server in self._servers]:
             stopped.wait()
