@@ -36,10 +36,13 @@ def clock():
 def connect(path, timeout_s):
     """Return a connection to the service, or None when none listens."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    connection.settimeout(timeout_s)
+    # Not settimeout: it makes the socket non-blocking, and a full queue is then refused at once.
+    size = 8 if sys.maxsize > 1 << 32 else 4
+    timeval = timeout_s.to_bytes(size, sys.byteorder) + bytes(size)
+    connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, timeval)
     try:
         connection.connect(path)
-    except TimeoutError:
+    except BlockingIOError:
         fail(11, "the pycni service accepts no connection in time", SOCKET)
     except OSError:
         connection.close()
@@ -151,6 +154,7 @@ def main():
             )
     frame = request(name.encode("utf-8", "surrogateescape"))
     deadline = clock() + timeout_s
+    connection.settimeout(timeout_s)
     send(connection, frame)
     body = receive_reply(connection, deadline)
     end = 5 + int.from_bytes(body[1:5], "big")
