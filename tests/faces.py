@@ -88,7 +88,7 @@ def ask(path: Path, frame: bytes, netns: str = "") -> Reply:
     """Send one frame with the descriptor of `netns`, and read the reply."""
     fds = []
     if netns and os.path.exists(netns):
-        fds.append(os.open(netns, os.O_RDONLY))
+        fds.append(os.open(netns, os.O_RDONLY | os.O_NONBLOCK))
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(TIMEOUT_S)
