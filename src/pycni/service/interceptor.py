@@ -15,6 +15,7 @@ import grpc
 from google.rpc import code_pb2
 
 from pycni.errors import CniError, TryAgain
+from pycni.runtime import trace
 from pycni.service import wire
 from pycni.service.access import Identity, Policy, TooManyCalls
 
@@ -127,7 +128,7 @@ class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic onl
             try:
                 self._admit(method, context)
                 _check_size(request)
-                with self._gate.passing(method):
+                with self._gate.passing(method), trace.bound(_variables(context)):
                     return handler(request, context)
             except Exception as exc:  # noqa: BLE001 - service boundary: every failure is a status
                 _fail(exc, method, context)
@@ -161,6 +162,11 @@ class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic onl
             yield
         finally:
             self._streams.release()
+
+
+def _variables(context: grpc.ServicerContext) -> dict[str, str]:
+    """The caller's metadata as environment variables; of these the trace context is used."""
+    return {key.upper(): str(value) for key, value in context.invocation_metadata()}
 
 
 def _check_size(request: Any) -> None:

@@ -23,26 +23,31 @@ from pycni.service.access import NotPermitted
 
 MAX_DEPTH = 8  # a daemon that delegates to itself must not take every thread there is
 
-_depth: ContextVar[int] = ContextVar("delegation depth", default=0)
+_outer: ContextVar[tuple[str, ...]] = ContextVar("outer operations", default=())
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """A call a daemon serves: what it was given, and the call of the node it is part of."""
+    """A call a daemon serves: what it was given, and what it is part of.
+
+    `parent` is the call of the node that holds the locks, `outer` the operations in whose name
+    this one was delegated.
+    """
 
     request: Request
     deadline: Deadline
     parent: str
-    depth: int
+    name: str
+    outer: tuple[str, ...]
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
         """Work inside this call, on a thread of its own."""
-        token = _depth.set(self.depth)
+        token = _outer.set((*self.outer, self.name))
         try:
             with nesting.bound(self.parent):
                 yield
         finally:
-            _depth.reset(token)
+            _outer.reset(token)
 
 
 class Operations:
@@ -52,20 +57,24 @@ class Operations:
         self._running: dict[str, Operation] = {}
 
     @contextlib.contextmanager
-    def running(self, request: Request, deadline: Deadline) -> Iterator[str]:
-        """Around one call to a daemon: the token it may delegate with."""
-        depth = _depth.get() + 1
-        if depth > MAX_DEPTH:
+    def running(
+        self, request: Request, deadline: Deadline
+    ) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Around one call to a daemon: the token it may delegate with, and the outer operations."""
+        outer = _outer.get()
+        if len(outer) >= MAX_DEPTH:
             raise InvalidConfig(f"plugins delegate to each other more than {MAX_DEPTH} deep")
-        token = secrets.token_urlsafe(16)
+        name = secrets.token_hex(8)
+        token = f"{name}.{secrets.token_urlsafe(16)}"
         self._running[token] = Operation(
             request=request,
             deadline=deadline,
             parent=nesting.current() or request.parent,
-            depth=depth,
+            name=name,
+            outer=outer,
         )
         try:
-            yield token
+            yield token, outer
         finally:
             del self._running[token]
 

@@ -97,9 +97,13 @@ class PluginConnection:
         with (
             self._using(what),
             netns_path(request) as netns,
-            self._operations.running(request, deadline) as token,
+            self._operations.running(request, deadline) as (token, outer),
         ):
-            method, message = self._message(request, netns, token)
+            method, message = self._message(request, netns)
+            called = message if hasattr(message, "operation") else message.call
+            called.operation, called.type = token, plugin_type
+            if request.verb is not Verb.STATUS:
+                called.outer_operations.extend(outer)
             reply = self._call(method, message, deadline, what, wait=wait)
         if request.verb is not Verb.ADD:
             return b""
@@ -150,27 +154,27 @@ class PluginConnection:
         if last:
             self._channel.close()
 
-    def _message(self, request: Request, netns: str, token: str) -> tuple[Any, Any]:
-        """The method of a verb and its request."""
+    def _message(self, request: Request, netns: str) -> tuple[Any, Any]:
+        """The method of a verb and its request, without what concerns the operation."""
         match request.verb:
             case Verb.ADD:
-                call = _plugin_call(request, netns, token)
+                call = _plugin_call(request, netns)
                 return self._stub.Add, plugin_pb2.PluginAddRequest(call=call)
             case Verb.DEL:
-                call = _plugin_call(request, netns, token)
+                call = _plugin_call(request, netns)
                 return self._stub.Del, plugin_pb2.PluginDelRequest(call=call)
             case Verb.CHECK:
-                call = _plugin_call(request, netns, token)
+                call = _plugin_call(request, netns)
                 return self._stub.Check, plugin_pb2.PluginCheckRequest(call=call)
             case Verb.GC:
-                return self._stub.Gc, _gc_request(request, token)
+                return self._stub.Gc, _gc_request(request)
             case _:
                 return self._stub.Status, plugin_pb2.PluginStatusRequest(
-                    config=request.config, path=request.path, operation=token
+                    config=request.config, path=request.path
                 )
 
 
-def _plugin_call(request: Request, netns: str, token: str) -> plugin_pb2.PluginCall:
+def _plugin_call(request: Request, netns: str) -> plugin_pb2.PluginCall:
     call = plugin_pb2.PluginCall(
         config=request.config,
         container_id=request.container_id,
@@ -179,7 +183,6 @@ def _plugin_call(request: Request, netns: str, token: str) -> plugin_pb2.PluginC
         ifname=request.ifname,
         cni_args=parse_args(request.args),
         path=request.path,
-        operation=token,
         netns_override=request.netns_override,
     )
     raw = fold(jsonio.decode_raw_object(request.config)).get("prevresult")
@@ -190,8 +193,8 @@ def _plugin_call(request: Request, netns: str, token: str) -> plugin_pb2.PluginC
     return call
 
 
-def _gc_request(request: Request, token: str) -> plugin_pb2.PluginGcRequest:
-    message = plugin_pb2.PluginGcRequest(config=request.config, path=request.path, operation=token)
+def _gc_request(request: Request) -> plugin_pb2.PluginGcRequest:
+    message = plugin_pb2.PluginGcRequest(config=request.config, path=request.path)
     valid = parse_valid_attachments(fold(jsonio.decode_raw_object(request.config)))
     if valid is not None:  # absent is not empty
         message.valid_attachments.SetInParent()

@@ -27,7 +27,6 @@ from pycni.model.deadline import Deadline
 from pycni.model.request import Request, Verb
 from pycni.model.version import CURRENT, SUPPORTED
 from pycni.plugins.sdk import Plugin
-from pycni.runtime import trace
 from pycni.runtime.dispatch import dispatch
 from pycni.runtime.errors import PluginNotFound
 from pycni.runtime.locks import SharedLocks
@@ -65,6 +64,7 @@ class PluginService(plugin_pb2_grpc.PluginServicer):
         self._service = service
         self._networks = SharedLocks("network")
         self._attachments = SharedLocks("attachment")
+        self._holding: set[str] = set()  # the operations that have their turn
 
     def Add(
         self, request: plugin_pb2.PluginAddRequest, context: grpc.ServicerContext
@@ -112,7 +112,8 @@ class PluginService(plugin_pb2_grpc.PluginServicer):
 
     def _run(self, verb: Verb, message: Any, context: grpc.ServicerContext) -> bytes:
         request = _request(verb, message)
-        plugin_type = config_text(request.config, "type")
+        # A caller that does not say is one without delegation; then it is the config's type.
+        plugin_type = message.type or config_text(request.config, "type")
         plugin = self._plugins.get(plugin_type)
         if plugin is None:
             raise PluginNotFound(plugin_type, (), sorted(self._plugins))
@@ -122,26 +123,30 @@ class PluginService(plugin_pb2_grpc.PluginServicer):
         if not context.add_callback(deadline.cancel):
             deadline.cancel()
         delegate = OperationDelegate(self._service, message.operation)
-        variables = {key.upper(): str(value) for key, value in context.invocation_metadata()}
-        with trace.bound(variables), self._turn(request, deadline):
+        with self._turn(request, message, deadline):
             return dispatch(plugin, request, host=self._host, delegate=delegate, deadline=deadline)
 
     @contextlib.contextmanager
-    def _turn(self, request: Request, deadline: Deadline) -> Iterator[None]:
-        """Hold the network for a GC, or the attachment for what concerns only that."""
-        network = config_text(request.config, "name")
-        if request.verb is Verb.STATUS:
+    def _turn(self, request: Request, message: Any, deadline: Deadline) -> Iterator[None]:
+        """Hold the network for a GC, or the attachment for what concerns only that.
+
+        A call that was delegated by one that runs here is part of that one's turn.
+        """
+        if request.verb is Verb.STATUS or self._holding.intersection(message.outer_operations):
             yield
-        elif request.verb is Verb.GC:
-            with self._networks.alone(network, deadline):
-                yield
-        else:
-            key = f"{network} {request.container_id} {request.ifname}"
-            with (
-                self._networks.shared(network, deadline),
-                self._attachments.alone(key, deadline),
-            ):
-                yield
+            return
+        network = config_text(request.config, "name")
+        with contextlib.ExitStack() as held:
+            if request.verb is Verb.GC:
+                held.enter_context(self._networks.alone(network, deadline))
+            else:
+                key = f"{network} {request.container_id} {request.ifname}"
+                held.enter_context(self._networks.shared(network, deadline))
+                held.enter_context(self._attachments.alone(key, deadline))
+            name = message.operation.partition(".")[0]
+            self._holding.add(name)
+            held.callback(self._holding.discard, name)
+            yield
 
 
 def _request(verb: Verb, message: Any) -> Request:

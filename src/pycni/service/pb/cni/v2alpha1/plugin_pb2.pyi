@@ -47,6 +47,8 @@ class PluginCall(_message.Message):
     EXTRA_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
     NETNS_OVERRIDE_FIELD_NUMBER: _builtins.int
+    OUTER_OPERATIONS_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
     config: _builtins.bytes
     """The request config: what an exec'd plugin reads from stdin, "runtimeConfig" and "prevResult"
     included. Authoritative.
@@ -64,11 +66,15 @@ class PluginCall(_message.Message):
     ifname: _builtins.str
     """CNI_IFNAME."""
     operation: _builtins.str
-    """Names this operation. Give it to Delegate.Exec, so that the delegated call runs inside it
-    instead of waiting for it to end.
+    """Names this operation, as "name.secret". Give it to Delegate.Exec, so that the delegated call
+    runs inside it instead of waiting for it to end.
     """
     netns_override: _builtins.bool
     """CNI_NETNS_OVERRIDE: the namespace the plugin itself works from is a permitted target."""
+    type: _builtins.str
+    """The CNI type that is called. The config's "type" may be another one: a delegate is given the
+    config of the plugin that delegates to it.
+    """
     @_builtins.property
     def cni_args(self) -> _containers.RepeatedCompositeFieldContainer[_params_pb2.CniArg]:
         """CNI_ARGS, in order."""
@@ -85,6 +91,12 @@ class PluginCall(_message.Message):
     def extra(self) -> _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]:
         """View of the config: its "extra" members; see PluginConfig.extra."""
 
+    @_builtins.property
+    def outer_operations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The operations this call is part of by delegation, outermost first, each by the part of its
+        name before the dot: a daemon that holds a lock for one of them must not wait for it here.
+        """
+
     def __init__(
         self,
         *,
@@ -99,10 +111,12 @@ class PluginCall(_message.Message):
         extra: _abc.Iterable[_any_pb2.Any] | None = ...,
         operation: _builtins.str = ...,
         netns_override: _builtins.bool = ...,
+        outer_operations: _abc.Iterable[_builtins.str] | None = ...,
+        type: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prev_result", b"prev_result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cni_args", b"cni_args", "config", b"config", "container_id", b"container_id", "extra", b"extra", "ifname", b"ifname", "netns", b"netns", "netns_inode", b"netns_inode", "netns_override", b"netns_override", "operation", b"operation", "path", b"path", "prev_result", b"prev_result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cni_args", b"cni_args", "config", b"config", "container_id", b"container_id", "extra", b"extra", "ifname", b"ifname", "netns", b"netns", "netns_inode", b"netns_inode", "netns_override", b"netns_override", "operation", b"operation", "outer_operations", b"outer_operations", "path", b"path", "prev_result", b"prev_result", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -250,10 +264,16 @@ class PluginGcRequest(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     VALID_ATTACHMENTS_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
+    OUTER_OPERATIONS_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
     config: _builtins.bytes
     """The request config, "cni.dev/valid-attachments" included."""
     operation: _builtins.str
     """Names this operation; see PluginCall.operation."""
+    type: _builtins.str
+    """The CNI type that is called. The config's "type" may be another one: a delegate is given the
+    config of the plugin that delegates to it.
+    """
     @_builtins.property
     def path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """CNI_PATH."""
@@ -262,6 +282,12 @@ class PluginGcRequest(_message.Message):
     def valid_attachments(self) -> _attachments_pb2.ValidAttachments:
         """View of the config: the valid attachments; absent if the key is."""
 
+    @_builtins.property
+    def outer_operations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The operations this call is part of by delegation, outermost first, each by the part of its
+        name before the dot: a daemon that holds a lock for one of them must not wait for it here.
+        """
+
     def __init__(
         self,
         *,
@@ -269,10 +295,12 @@ class PluginGcRequest(_message.Message):
         path: _abc.Iterable[_builtins.str] | None = ...,
         valid_attachments: _attachments_pb2.ValidAttachments | None = ...,
         operation: _builtins.str = ...,
+        outer_operations: _abc.Iterable[_builtins.str] | None = ...,
+        type: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["valid_attachments", b"valid_attachments"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "operation", b"operation", "path", b"path", "valid_attachments", b"valid_attachments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "operation", b"operation", "outer_operations", b"outer_operations", "path", b"path", "type", b"type", "valid_attachments", b"valid_attachments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -304,10 +332,15 @@ class PluginStatusRequest(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
     config: _builtins.bytes
     """The request config."""
     operation: _builtins.str
     """Names this operation; see PluginCall.operation."""
+    type: _builtins.str
+    """The CNI type that is called. The config's "type" may be another one: a delegate is given the
+    config of the plugin that delegates to it.
+    """
     @_builtins.property
     def path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """CNI_PATH."""
@@ -318,10 +351,11 @@ class PluginStatusRequest(_message.Message):
         config: _builtins.bytes = ...,
         path: _abc.Iterable[_builtins.str] | None = ...,
         operation: _builtins.str = ...,
+        type: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "operation", b"operation", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "operation", b"operation", "path", b"path", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -132,7 +132,7 @@ class Registration(_message.Message):
     """
     @_builtins.property
     def types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The CNI types it serves; it tells them apart by the "type" of the request config."""
+        """The CNI types it serves; each call says which one is meant."""
 
     @_builtins.property
     def cni_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
