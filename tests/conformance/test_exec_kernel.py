@@ -19,23 +19,11 @@ from pycni.kernel.netns import Netns, remove_named
 from tests.conformance.conftest import Places
 from tests.faces import Face
 from tests.fix_netns import json_in, run_in
+from tests.foreign import Foreign
 
 pytestmark = pytest.mark.root
 
 LOOPBACK = {"cniVersion": "1.1.0", "name": "net", "type": "loopback"}
-
-# An IPAM plugin of somebody else: it notes what it is given and does what files beside it say.
-FOREIGN = """#!/bin/sh
-here=${0%/*}
-if test "$CNI_COMMAND" = VERSION; then
-    echo '{"cniVersion": "1.1.0", "supportedVersions": ["0.4.0", "1.0.0", "1.1.0"]}'; exit
-fi
-n=$(cat "$here/count" 2>/dev/null || echo 0); n=$((n + 1)); echo $n > "$here/count"
-env > "$here/$n.env"; cat > "$here/$n.stdin"
-test -f "$here/say" && cat "$here/say" >&2
-if test -f "$here/fail-$CNI_COMMAND"; then cat "$here/fail-$CNI_COMMAND"; exit 1; fi
-test "$CNI_COMMAND" != ADD || cat "$here/result"
-"""
 
 
 @pytest.fixture
@@ -44,45 +32,13 @@ def container(make_netns: Callable[..., Netns]) -> Netns:
     return make_netns("c")
 
 
-class Foreign:
-    """What the foreign plugin was asked."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def asked(self) -> list[str]:
-        """The commands, in order."""
-        return [self.env(number)["CNI_COMMAND"] for number in self._numbers()]
-
-    def env(self, number: int) -> dict[str, str]:
-        """The environment of one execution."""
-        lines = (self.directory / f"{number}.env").read_text().splitlines()
-        return dict(line.partition("=")[::2] for line in lines)
-
-    def stdin(self, number: int) -> Any:
-        """The configuration of one execution."""
-        return json.loads((self.directory / f"{number}.stdin").read_bytes())
-
-    def write(self, name: str, content: Any) -> None:
-        """Tell it what to answer."""
-        text = content if isinstance(content, str) else json.dumps(content)
-        (self.directory / name).write_text(text)
-
-    def _numbers(self) -> list[int]:
-        return sorted(int(path.stem) for path in self.directory.glob("*.env"))
-
-
 @pytest.fixture
 def foreign(places: Places) -> Iterator[Foreign]:
     """The foreign plugin in the plugin path, and the bridge it is used with removed afterwards."""
-    executable = places.plugins / "foreign"
-    executable.write_text(FOREIGN)
-    executable.chmod(0o755)
-    foreign = Foreign(places.plugins)
+    foreign = Foreign(places.plugins, "foreign")
     foreign.write("result", {"cniVersion": "1.1.0", "ips": [{"address": "10.7.0.9/24"}]})
     yield foreign
-    for path in places.plugins.iterdir():
-        path.unlink()
+    foreign.remove()
     subprocess.run(["ip", "link", "del", "br-face"], check=False, capture_output=True)
 
 

@@ -16,6 +16,7 @@ import typer
 from pycni import __version__
 from pycni.cli import (
     attachment,
+    cnitool,
     demo,
     doctor,
     install,
@@ -42,6 +43,7 @@ app.command("gc")(attachment.gc)
 app.command("list")(attachment.list_attachments)
 app.command("tree")(tree.tree)
 app.command("demo")(demo.demo)
+app.add_typer(cnitool.app, name="cnitool")
 if sys.platform == "win32":
     app.command("doctor")(doctor.doctor)
     app.command("install")(install_windows.install)

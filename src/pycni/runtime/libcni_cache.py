@@ -26,7 +26,13 @@ from pycni.model import jsonio, request
 from pycni.model.config import NetworkConfigList
 from pycni.model.names import ContainerId, IfName, NetworkName
 from pycni.model.result import Result
-from pycni.runtime.attachments import RUNTIME_LABEL, Attachment, AttachmentKey, State
+from pycni.runtime.attachments import (
+    RUNTIME_LABEL,
+    Attachment,
+    AttachmentKey,
+    AttachmentParams,
+    State,
+)
 from pycni.runtime.networks import is_reference, parse_network
 
 log = logging.getLogger(__name__)
@@ -60,6 +66,22 @@ class CachedAttachment(Struct, frozen=True, kw_only=True):
     def parse_result(self, default_version: str) -> Result:
         """The result, typed; one without a version has `default_version`."""
         return Result.parse(self.result or b"null", default_version=default_version)
+
+    @property
+    def entry(self) -> request.Attachment:
+        """This attachment as a list of valid ones has it."""
+        return request.Attachment(ContainerId(self.container_id), IfName(self.ifname))
+
+    @property
+    def params(self) -> AttachmentParams:
+        """The parameters of its ADD."""
+        return AttachmentParams(
+            container_id=self.container_id,
+            ifname=self.ifname,
+            netns=self.netns,
+            cni_args=self.cni_args,
+            capability_args=self.capability_args,
+        )
 
 
 _NO_RESULT = Raw(b"")
@@ -217,10 +239,7 @@ class LibcniCache:
 
     def attachments(self, network: str) -> frozenset[request.Attachment]:
         """Who is attached to the network, as far as libcni's callers are concerned (L12)."""
-        return frozenset(
-            request.Attachment(ContainerId(entry.container_id), IfName(entry.ifname))
-            for entry in self.list(network=network)
-        )
+        return frozenset(cached.entry for cached in self.list(network=network))
 
     def _entries(self) -> Iterator[CachedAttachment]:
         try:
