@@ -13,6 +13,7 @@ never reached it raises ServiceUnavailable.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Self, cast
 
 import grpc
@@ -20,6 +21,7 @@ import grpc
 from pycni.errors import CniError, TryAgain
 from pycni.service import wire
 from pycni.service.pb.cni.v2alpha1 import attachments_pb2_grpc, networks_pb2_grpc, node_pb2_grpc
+from pycni.service.tls import client_credentials
 
 DEFAULT_SOCKET = "/run/pycni/cni.sock"
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
@@ -62,6 +64,14 @@ class Client:
         self.networks = networks_pb2_grpc.NetworksStub(self.channel)
         self.attachments = attachments_pb2_grpc.AttachmentsStub(self.channel)
         self.node = node_pb2_grpc.NodeStub(self.channel)
+
+    @classmethod
+    def with_tls(cls, address: str, *, certificate: Path, key: Path, server_ca: Path) -> Self:
+        """Connect to host:port with a certificate; `server_ca` is who signed the service's."""
+        return cls(
+            address,
+            credentials=client_credentials(certificate=certificate, key=key, server_ca=server_ca),
+        )
 
     def close(self) -> None:
         """Close the connection; streams end."""

@@ -188,9 +188,9 @@ def test_a_registration_must_be_true(world: World) -> None:
         registration = registry_pb2.Registration(types=["x"], endpoint=endpoint)
         request = registry_pb2.RegisterRequest(registration=registration)
         with pytest.raises(CniError, match=reason), wire.cni_errors():
-            next(stub.Register(iter([request]), timeout=20))
+            next(iter(stub.Register(iter([request]), timeout=20)))
     with pytest.raises(CniError, match="first message"), wire.cni_errors():
-        next(stub.Register(iter([registry_pb2.RegisterRequest()]), timeout=20))
+        next(iter(stub.Register(iter([registry_pb2.RegisterRequest()]), timeout=20)))
 
 
 # -- who runs --------------------------------------------------------------------------------------

@@ -88,6 +88,7 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the service until it is told to stop by SIGTERM or Ctrl-C."""
+    # Long because each option is a parameter: typer reads them from the signature.
     from pycni.service import access, daemon
 
     logging.basicConfig(
