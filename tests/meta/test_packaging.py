@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import configparser
 import json
+import platform
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from pycni.exec import shim_build
 from tests.meta.source import ROOT
 
 LOCKS = ("requirements.lock", "requirements-dev.lock")
@@ -89,7 +91,7 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
     for folder in ("src", "proto", "deploy"):
         ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / folder, tree / folder, symlinks=True, ignore=ignore)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--quiet"]
     subprocess.run(
@@ -108,6 +110,11 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
         "pycni/service/proto/pycni/plugins/v1/bridge.proto",
     }
     assert set() == wanted - content
+    # Compiled where there is a compiler, and then a wheel for one kind of machine.
+    shims = {name for name in content if name.startswith("pycni/exec/shim-")}
+    compiled = platform.machine() in wheel.name
+    assert ({f"pycni/exec/shim-{platform.machine()}.bin"} if compiled else set()) == shims
+    assert any(map(shutil.which, shim_build.COMPILERS)) == compiled
     assert set() == {name for name in content if name.startswith(("tests", "proto/", "tools"))}
 
 
