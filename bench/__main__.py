@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from bench.execs import Chain, Executables
 from bench.sides import GoChain, InProcess, Service, Subject, milliseconds
 from bench.world import Container
 
@@ -26,21 +27,30 @@ WARM_UP = 3
 CROWD = 1000
 
 
-def measure(subjects: list[Subject], runs: int, progress: Progress) -> list[dict[str, Any]]:
-    """Run every verb of every side in turn, `runs` times after a warm-up."""
+def measure(
+    subjects: list[Subject], singles: list[Chain], runs: int, progress: Progress
+) -> list[dict[str, Any]]:
+    """Run every verb of every side in turn, `runs` times after a warm-up.
+
+    The rows of a chain's plugins, which are cases of their own, come after those of `edge`.
+    """
     samples: dict[tuple[str, str], list[float]] = {}
     task = progress.add_task("edge, one container", total=runs + WARM_UP)
     for number in range(runs + WARM_UP):
-        for subject in subjects:
+        for subject in (*subjects, *singles):
             container = Container()
             actions = (subject.add, subject.check, subject.delete)
             for verb, action in zip(VERBS, actions, strict=True):
                 took = milliseconds(action, container, number)
-                if number >= WARM_UP:
+                if number >= WARM_UP and subject not in singles:
                     samples.setdefault((verb, subject.name), []).append(took)
             container.remove()
         progress.advance(task)
-    return [row("edge", verb, side, values) for (verb, side), values in samples.items()]
+    rows = [row("edge", verb, side, values) for (verb, side), values in samples.items()]
+    for chain in (*(s for s in subjects if isinstance(s, Chain)), *singles):
+        for (verb, plugin), values in chain.samples.items():
+            rows.append(row(plugin, verb, chain.name, values[WARM_UP:]))
+    return rows
 
 
 def row(case: str, verb: str, side: str, values: list[float]) -> dict[str, Any]:
@@ -105,37 +115,37 @@ def measure_help(runs: int) -> dict[str, Any]:
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How many times slower the Go plugins are, by the medians."""
-    medians = {(r["verb"], r["side"]): r["median_ms"] for r in rows if r["case"] == "edge"}
+    """How many times slower the Go plugins are, by the medians, where both did the same."""
+    medians = {(r["case"], r["verb"], r["side"]): r["median_ms"] for r in rows if "median_ms" in r}
     return [
         {
-            "case": "edge",
+            "case": case,
             "verb": verb,
             "side": side,
-            "times_faster_than_go": round(medians[verb, GoChain.name] / median, 1),
+            "times_faster_than_go": round(medians[case, verb, GoChain.NAME] / median, 2),
         }
-        for (verb, side), median in medians.items()
-        if side != GoChain.name
+        for (case, verb, side), median in medians.items()
+        if side != GoChain.NAME and (case, verb, GoChain.NAME) in medians
     ]
 
 
 def print_table(console: Console, rows: list[dict[str, Any]], faster: list[dict[str, Any]]) -> None:
     """The rows and ratios for people."""
-    times = {(r["verb"], r["side"]): r["times_faster_than_go"] for r in faster}
+    times = {(r["case"], r["verb"], r["side"]): r["times_faster_than_go"] for r in faster}
     table = Table(title="milliseconds; ratio of medians against the Go plugins in this run")
     for heading in ("case", "verb", "side"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     for heading in ("median", "p90", "min", "max", "n", "times faster"):
         table.add_column(heading, justify="right")
     for r in rows:
         if "mb" in r:
             table.add_row(r["case"], "", r["side"], f"{r['mb']:.1f} MB")
             continue
-        ratio = times.get((r["verb"], r["side"])) if r["case"] == "edge" else None
+        ratio = times.get((r["case"], r["verb"], r["side"]))
         table.add_row(
             r["case"], r["verb"], r["side"],
             *(f"{r[key]:.2f}" for key in ("median_ms", "p90_ms", "min_ms", "max_ms")),
-            str(r["n"]), f"{ratio}" if ratio else "",
+            str(r["n"]), "" if ratio is None else f"{ratio}",
         )  # fmt: skip
     console.print(table)
 
@@ -152,12 +162,19 @@ def main(
         for side in (Service, InProcess, GoChain):
             subjects.append(subject := side())
             closing.callback(subject.close)
+        service, _, go = subjects
+        assert isinstance(service, Service)
+        assert isinstance(go, GoChain)
+        ours = closing.enter_context(Executables(service.shim_socket))
+        subjects += ours.edge(service.world)
+        singles = ours.singles(service.world, go.world, go.directory, go.name)
         with Progress(console=Console(stderr=True)) as progress:
-            rows = measure(subjects, runs, progress)
+            rows = measure(subjects, singles, runs, progress)
+            starts = ours.starts(go.directory, go.name, progress)
+            rows += [row("start", "VERSION", side, values) for side, values in starts.items()]
             faster = ratios(rows)
             if crowd:
-                assert isinstance(subjects[0], Service)
-                rows += measure_crowd(subjects[0], runs, progress)
+                rows += measure_crowd(service, runs, progress)
             rows.append(measure_help(10))
     print_table(console, rows, faster)
     if json_file is not None:

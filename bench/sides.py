@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import grpc
 from msgspec import Raw
 
+from bench.execs import IFNAME, Chain, port_mappings
 from bench.world import Container, World
 from pycni.kernel.side import Side
 from pycni.model.config import NetworkConfigList
@@ -32,16 +33,7 @@ from pycni.service.pb.cni.v2alpha1 import (
 GO_PLUGINS = next(
     (d for d in map(Path, ("/usr/lib/cni", "/usr/libexec/cni", "/opt/cni/bin")) if d.is_dir()), None
 )
-IFNAME = "eth0"
 START_TIMEOUT_S = 15.0
-
-
-def port_mappings(number: int) -> list[dict[str, Any]]:
-    """Two mappings of host ports no other container has."""
-    return [
-        {"hostPort": 10000 + 2 * number, "containerPort": 80, "protocol": "tcp"},
-        {"hostPort": 10001 + 2 * number, "containerPort": 443, "protocol": "tcp"},
-    ]
 
 
 class Subject(Protocol):
@@ -70,10 +62,11 @@ class Service:
     def __init__(self) -> None:
         self.world = World(self.name)
         socket = self.world.state / "cni.sock"
+        self.shim_socket = self.world.state / "shim.sock"
         command = [
             sys.executable, "-m", "pycni.cli.main", "serve", "--socket", str(socket),
             "--state-dir", str(self.world.state / "state"), "--conf-dir", "",
-            "--shim-socket", "", "--cache-dir", str(self.world.state / "cache"),
+            "--shim-socket", str(self.shim_socket), "--cache-dir", str(self.world.state / "cache"),
         ]  # fmt: skip
         log = (self.world.state / "log").open("wb")
         self.process = self.world.host.run(lambda: subprocess.Popen(command, stderr=log))
@@ -168,75 +161,21 @@ class InProcess:
         self.world.close()
 
 
-class GoChain:
-    """The same chain by the Go plugins, exec'd in order with prevResult as libcni does."""
+class GoChain(Chain):
+    """The same chain by the Go plugins."""
 
-    name = "go plugins"
+    NAME = "go plugins"
+
+    # portmap 1.1.1 looks for its IPv4 rules among the IPv6 ones and fails every dual-stack CHECK
+    # once IPv4 is done.
+    check_defect = b"could not check ipv6 dnat"
 
     def __init__(self) -> None:
         if GO_PLUGINS is None:
             raise SystemExit("the Go plugins are missing: install containernetworking-plugins")
+        self.directory = GO_PLUGINS
         self.world = World("go")
-        self._config = self.world.edge()
-        self._results: dict[str, Any] = {}
-
-    def _exec(self, plugin: dict[str, Any], command: str, container: Container, number: int) -> Any:
-        stdin = {
-            **plugin,
-            "name": self._config["name"],
-            "cniVersion": self._config["cniVersion"],
-        }
-        if plugin.get("capabilities", {}).get("portMappings"):
-            stdin["runtimeConfig"] = {"portMappings": port_mappings(number)}
-        if (previous := self._results.get(container.id)) is not None:
-            stdin["prevResult"] = previous
-        environment = {
-            "CNI_COMMAND": command,
-            "CNI_CONTAINERID": container.id,
-            "CNI_NETNS": container.netns,
-            "CNI_IFNAME": IFNAME,
-            "CNI_PATH": str(GO_PLUGINS),
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-        }
-        done = subprocess.run(
-            [f"{GO_PLUGINS}/{plugin['type']}"],
-            input=json.dumps(stdin).encode(),
-            env=environment,
-            capture_output=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{plugin['type']} {command}: {done.stdout.decode()}")
-        return json.loads(done.stdout) if done.stdout else None
-
-    def add(self, container: Container, number: int) -> None:
-        def chain() -> None:
-            for plugin in self._config["plugins"]:
-                result = self._exec(plugin, "ADD", container, number)
-                self._results[container.id] = result
-
-        self.world.host.run(chain)
-
-    def check(self, container: Container, number: int) -> None:
-        def chain() -> None:
-            for plugin in self._config["plugins"]:
-                try:
-                    self._exec(plugin, "CHECK", container, number)
-                except RuntimeError as exc:
-                    # portmap 1.1.1 looks for its IPv4 rules among the IPv6 ones and fails every
-                    # dual-stack CHECK once IPv4 is done; the time it took is counted.
-                    if "could not check ipv6 dnat" not in str(exc):
-                        raise
-
-        self.world.host.run(chain)
-
-    def delete(self, container: Container, number: int) -> None:
-        def chain() -> None:
-            for plugin in reversed(self._config["plugins"]):
-                self._exec(plugin, "DEL", container, number)
-
-        self.world.host.run(chain)
-        del self._results[container.id]
+        super().__init__(self.NAME, self.world, GO_PLUGINS, self.world.edge())
 
     def close(self) -> None:
         self.world.close()
