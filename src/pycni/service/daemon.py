@@ -26,7 +26,7 @@ from pycni.runtime.node import Node
 from pycni.runtime.opening import DEFAULT_PLUGIN_PATH, DEFAULT_STATE_DIR, open_node
 from pycni.service import systemd
 from pycni.service.access import DEFAULT_RATES, Rates, Roles
-from pycni.service.daemons import Daemons
+from pycni.service.daemons import Daemons, impatient
 from pycni.service.entry_points import find_plugins
 from pycni.service.operations import Operations
 from pycni.service.relay import Relay
@@ -39,6 +39,7 @@ DEFAULT_SOCKET = Path("/run/pycni/cni.sock")
 DEFAULT_SHIM_SOCKET = Path("/run/pycni/shim.sock")
 DEFAULT_CONF_DIR = Path("/etc/cni/net.d")
 GRACE_S = 30.0
+DAEMONS_WAIT_S = 5.0
 DAEMONS = "daemons.json"  # in the state directory: the plugin daemons there were
 
 # The FileDescriptorName of the sockets that a service manager may listen on for us.
@@ -88,12 +89,7 @@ def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> No
         for relay in relays:
             relay.start()
             closing.callback(relay.stop)
-        recovered = node.recover()
-        log.info(
-            "recovered attachments settled=%d failed=%d",
-            len(recovered.settled),
-            len(recovered.failed),
-        )
+        _recover(node, daemons)
         server.set_ready()
         if settings.shim_socket is not None:
             shims = ShimEndpoint(
@@ -108,6 +104,22 @@ def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> No
             pass  # Windows handles Ctrl-C between waits only
         systemd.notify("STOPPING=1")
         log.info("stopping: running calls have %.0f s to end", GRACE_S)
+
+
+def _recover(node: Node, daemons: Daemons) -> None:
+    """Settle what was interrupted; daemons get a moment to come back, and then are not waited for.
+
+    Each attachment of a daemon that is gone would otherwise take its minute, one after the other.
+    """
+    if node.store.list_attachments(limit=1):
+        daemons.await_return(DAEMONS_WAIT_S)
+    with impatient():
+        recovered = node.recover()
+    log.info(
+        "recovered attachments settled=%d failed=%d",
+        len(recovered.settled),
+        len(recovered.failed),
+    )
 
 
 def _open(settings: Settings, daemons: Daemons) -> Node:

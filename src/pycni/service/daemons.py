@@ -15,7 +15,8 @@ import os
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,19 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.1  # after a connection broke, until the lease has ended too or the daemon is back
 ENDPOINTS = 64  # connections kept to daemons that did not register
+
+
+_impatient: ContextVar[bool] = ContextVar("impatient", default=False)
+
+
+@contextlib.contextmanager
+def impatient() -> Iterator[None]:
+    """What this thread runs inside the block does not wait for daemons that are away."""
+    token = _impatient.set(True)
+    try:
+        yield
+    finally:
+        _impatient.reset(token)
 
 
 class DaemonAway(TryAgain):
@@ -192,6 +206,13 @@ class Daemons:
         lease = self._leases.get(plugin_type)
         return lease is not None and not lease.draining
 
+    def await_return(self, timeout_s: float) -> bool:
+        """Wait until every daemon that is known has registered; whether they all have."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: all(self.is_present(name) for name in self._known), timeout_s
+            )
+
     def close(self) -> None:
         """End every stream, and the connections; no call may be running."""
         with self._changed:
@@ -249,7 +270,7 @@ class Daemons:
                     known = self._known.get(plugin_type)
                     if known is None:
                         raise PluginNotFound(plugin_type, (), ())
-                    if deadline.expired:
+                    if deadline.expired or _impatient.get():
                         raise DaemonAway(
                             f'the daemon of plugin "{plugin_type}" is not registered',
                             f"it was last at {known.endpoint}",
