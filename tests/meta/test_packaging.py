@@ -145,7 +145,7 @@ def test_example_networks_do_not_collide() -> None:
     assert dbnet["plugins"][0]["ipam"]["subnet"] not in subnets
 
 
-@pytest.mark.parametrize("name", ["pycni.service", "pycni.socket"])
+@pytest.mark.parametrize("name", ["pycni.service", "pycni.socket", "pycni-grpc.socket"])
 def test_systemd_units_are_well_formed(name: str) -> None:
     """Each unit parses, says what it is, and is wanted by a target."""
     unit = configparser.ConfigParser(strict=False, interpolation=None, delimiters="=")
