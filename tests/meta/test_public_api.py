@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+import pycni.sdk
 from pycni import client, errors
 from pycni.errors import CniError
 from pycni.plugins import sdk
@@ -35,6 +36,24 @@ CODES = {
 }
 NAMES = {
     sdk: {"Call", "Config", "Delegate", "IPAM", "Plugin"},
+    pycni.sdk: {
+        "Call",
+        "CniArgs",
+        "CniError",
+        "Config",
+        "DNS",
+        "IPAM",
+        "IPConfig",
+        "Interface",
+        "InvalidConfig",
+        "NotAvailable",
+        "Plugin",
+        "Result",
+        "Route",
+        "TryAgain",
+        "notify",
+        "run",
+    },
     client: {"CallFailed", "Client", "ServiceUnavailable"},
 }
 CALL = {
