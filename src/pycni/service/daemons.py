@@ -62,11 +62,18 @@ class DaemonAway(TryAgain):
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a type's daemon, also while it is away."""
+    """What is known of a type's daemon, also while it is away.
+
+    `verbs` are numbers of the API's enum; `config_types` and `config_schemas` go by CNI type.
+    """
 
     endpoint: str
     cni_versions: tuple[str, ...] = ()
     daemon: str = ""
+    verbs: tuple[int, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    config_types: dict[str, str] = {}
+    config_schemas: dict[str, msgspec.Raw] = {}
 
 
 class Lease:

@@ -23,8 +23,10 @@ from grpc_health.v1 import health, health_pb2_grpc
 
 from pycni.errors import InvalidConfig, TryAgain
 from pycni.kernel.side import Side
+from pycni.model import jsonio
 from pycni.model.deadline import Deadline
 from pycni.model.request import Request, Verb
+from pycni.model.schema import json_schema
 from pycni.model.version import CURRENT, SUPPORTED
 from pycni.plugins.sdk import Plugin
 from pycni.runtime.dispatch import dispatch
@@ -321,6 +323,10 @@ class PluginDaemon:
             cni_versions=common_versions(plugins),
             verbs=[error_pb2.Verb.Value(f"VERB_{verb}") for verb in VERBS],
             daemon=name,
+            config_schemas={
+                plugin_type: jsonio.encode(json_schema(plugin.config))
+                for plugin_type, plugin in plugins.items()
+            },
             take_over=take_over,
         )
         self._host = Side()

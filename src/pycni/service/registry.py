@@ -13,6 +13,7 @@ import msgspec
 
 from pycni import __version__
 from pycni.errors import InvalidEnvironment
+from pycni.model import jsonio
 from pycni.model.deadline import Deadline
 from pycni.model.names import IfName
 from pycni.model.request import Request, Verb
@@ -79,11 +80,7 @@ class RegistryService(registry_pb2_grpc.RegistryServicer):
             self._types.register(message.descriptors.SerializeToString())
         lease = self._daemons.register(
             message.types,
-            Registration(
-                endpoint=message.endpoint,
-                cni_versions=tuple(message.cni_versions),
-                daemon=message.daemon,
-            ),
+            _registration(message),
             take_over=message.take_over,
         )
         self._node.runtime.forget_validated()
@@ -154,6 +151,21 @@ class DelegateService(registry_pb2_grpc.DelegateServicer):
         if verb is Verb.ADD:
             response.result.CopyFrom(views.result_message(document))
         return response
+
+
+def _registration(message: registry_pb2.Registration) -> Registration:
+    """What a daemon says of itself; raise DecodeFailure (6) for a schema that is no JSON."""
+    for name, schema in message.config_schemas.items():
+        jsonio.loads(schema, where=f'registration.config_schemas["{name}"]')
+    return Registration(
+        endpoint=message.endpoint,
+        cni_versions=tuple(message.cni_versions),
+        daemon=message.daemon,
+        verbs=tuple(message.verbs),
+        capabilities=tuple(message.capabilities),
+        config_types=dict(message.config_types),
+        config_schemas={name: msgspec.Raw(text) for name, text in message.config_schemas.items()},
+    )
 
 
 def _verb(value: int) -> Verb:

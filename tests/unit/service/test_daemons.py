@@ -31,6 +31,7 @@ from pycni.service.plugin_client import (
     result_document,
 )
 from pycni.service.plugin_server import PluginDaemon
+from pycni.service.registry import _registration
 from pycni.service.views import result_message
 
 
@@ -137,6 +138,20 @@ def test_types_are_remembered_in_a_file(start: Start, tmp_path: Path) -> None:
     file.write_text("{")
     assert [] == Daemons(Operations(), file=file).types()
     assert "{" == (tmp_path / "daemons.bad").read_text()
+
+
+def test_a_daemon_says_what_it_is(start: Start, tmp_path: Path) -> None:
+    """Its schema and verbs are remembered as well."""
+    daemon = PluginDaemon({"noop": Noop()}, tmp_path / "x")
+    daemon.stop(0)
+    message = daemon._registration
+    message.endpoint = start()
+    file = tmp_path / "daemons.json"
+    Daemons(Operations(), file=file).register(["noop"], _registration(message))
+    known = Daemons(Operations(), file=file).find("noop")
+    assert known is not None
+    assert "cniVersion" in bytes(known.config_schemas["noop"]).decode()
+    assert 6 == len(known.verbs)
 
 
 def test_one_daemon_for_each_type(start: Start) -> None:
