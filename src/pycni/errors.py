@@ -17,6 +17,7 @@
         ├── AlreadyExists           LinkExists is one
         ├── NotFound                LinkNotFound and NamespaceGone are two
         ├── Unsupported
+        ├── Exhausted
         └── Busy                   11
 
 Codes are those of SPEC section 5 "Error"; 8 and 999 are libcni's. Plugins declare their own
@@ -163,6 +164,10 @@ class NamespaceGone(NotFound):
 
 class Unsupported(KernelError):
     """The kernel lacks the feature (module or option not available)."""
+
+
+class Exhausted(KernelError):
+    """The kernel has a fixed number of such objects, and all are taken."""
 
 
 class Busy(KernelError, code=11):

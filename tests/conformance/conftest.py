@@ -84,3 +84,8 @@ def face(request: pytest.FixtureRequest, places: Places) -> Face:
 def own_netns() -> str:
     """The namespace the plugins themselves work from."""
     return f"/proc/{os.getpid()}/ns/net"
+
+
+def on(*names: str) -> pytest.MarkDecorator:
+    """Run the test on these ways only: it makes no sense on the others."""
+    return pytest.mark.parametrize("face", names, indirect=True)

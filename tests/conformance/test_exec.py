@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pycni.model.version import SUPPORTED
+from tests.conformance.conftest import on
 from tests.faces import Face
 
 STATIC: dict[str, Any] = {
@@ -29,11 +30,6 @@ STATIC: dict[str, Any] = {
         "dns": {"nameservers": ["10.1.0.1"]},
     },
 }
-
-
-def on(*names: str) -> pytest.MarkDecorator:
-    """Run the test on these ways only: it makes no sense on the others."""
-    return pytest.mark.parametrize("face", names, indirect=True)
 
 
 def static(**members: Any) -> dict[str, Any]:

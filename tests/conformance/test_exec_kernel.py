@@ -10,13 +10,14 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pycni.kernel.netns import Netns, remove_named
-from tests.conformance.conftest import Places
+from tests.conformance.conftest import Places, on
 from tests.faces import Face
 from tests.fix_netns import json_in, run_in
 from tests.foreign import Foreign
@@ -195,14 +196,17 @@ def test_D1_a_delegate_that_is_nowhere_is_told(face: Face, container: Netns) -> 
 def test_D3_what_a_delegate_says_on_stderr_is_passed_on(
     face: Face, container: Netns, foreign: Foreign
 ) -> None:
-    """By an executable on its own stderr; the service's is its log."""
+    """On its own stderr, and never on stdout, whether the ADD succeeds or fails."""
     foreign.write("say", "hello from the delegate\n")
     env = {"CNI_NETNS": container.path}
     done = face("bridge", "ADD", bridge(), **env)
-    assert 0 == done.status
-    if face.name == "alone":
-        assert b"hello from the delegate" in done.stderr
+    assert (0, b"hello from the delegate") == (done.status, done.stderr)
+    assert "ips" in done.document
     face("bridge", "DEL", bridge(), **env)
+    foreign.write("fail-ADD", {"code": 130, "msg": "no"})
+    done = face("bridge", "ADD", bridge(), **env)
+    assert (130, "no") == done.error
+    assert b"hello from the delegate" in done.stderr
 
 
 def test_D4_P7f_P8c_P9c_other_verbs_reach_the_delegate(
@@ -404,3 +408,25 @@ def test_a_whole_network_stands_first_and_names_a_network(
     (places.networks / "loop.conflist").write_text(json.dumps(itself))
     code, msg = face("pycni", "ADD", outer(network="loop"), **env).error
     assert (7, 'no net configuration with name "loop"') == (code, msg)
+
+
+@on("alone")
+def test_without_a_service_executions_take_turns(
+    face: Face, make_netns: Callable[..., Netns], inner: Foreign
+) -> None:
+    """The node's store has one owner at a time; whoever comes waits, and none is refused."""
+    containers = {f"many{number}": make_netns("m") for number in range(6)}
+
+    def attach(command: str) -> list[int]:
+        def run(item: tuple[str, Netns]) -> int:
+            name, netns = item
+            return face(
+                "pycni", command, outer(), CNI_CONTAINERID=name, CNI_NETNS=netns.path
+            ).status
+
+        with ThreadPoolExecutor(6) as pool:
+            return list(pool.map(run, containers.items()))
+
+    assert [0] * 6 == attach("ADD")
+    assert 6 == inner.asked().count("ADD")
+    assert [0] * 6 == attach("DEL")

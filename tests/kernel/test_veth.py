@@ -159,12 +159,12 @@ def test_a_finished_attachment_is_not_a_leftover(
 def test_a_failure_half_way_leaves_no_pair(
     host_side: Side, container: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The port modes cannot be set: a pair without its tag would never be found again."""
+    """The host end cannot be tagged: a pair without its tag would never be found again."""
 
     def fail(*_: object, **__: object) -> None:
-        raise KernelError("change bridge port", "veth", 22)
+        raise KernelError("set link", "veth", 22)
 
-    monkeypatch.setattr(Links, "set_port", fail)
+    monkeypatch.setattr(Links, "set", fail)
     host_side.links.add("br0", "bridge", up=True)
     master = host_side.links.get("br0").index
     with pytest.raises(KernelError):

@@ -25,6 +25,7 @@ from pycni.model.request import PARENT_VARIABLE, Request, Verb
 from pycni.model.version import CURRENT
 from pycni.model.wire_error import encode_error
 from pycni.plugins.sdk import Plugin
+from pycni.runtime import trace
 from pycni.runtime.dispatch import internal_error
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,17 @@ OVERRIDE_VALUES = ("TRUE", "true", "1")
 def answer(
     call: Call, *, execute: Execute, versions: Versions, netns_fd: int | None = None
 ) -> Reply:
-    """Run one plugin call; every outcome is a reply."""
+    """Run one plugin call; every outcome is a reply.
+
+    What delegates that are executables say on stderr is passed on (SPEC D3).
+    """
+    with trace.overhearing() as said:
+        reply = _answer(call, execute, versions, netns_fd)
+    said.append(reply.stderr.decode("utf-8", "replace"))
+    return reply._replace(stderr="\n".join(filter(None, said)).encode("utf-8", "replace"))
+
+
+def _answer(call: Call, execute: Execute, versions: Versions, netns_fd: int | None) -> Reply:
     try:
         if not call.env.get("CNI_COMMAND"):
             return Reply(0, b"", _about(call.plugin, versions))
@@ -155,8 +166,6 @@ def main(plugin: str, plugins: Mapping[str, Plugin[Any]] | None = None) -> NoRet
     from pycni.exec import standalone
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-    # SPEC section 4: what a delegate says on stderr is passed on; the executor logs it.
-    logging.getLogger("pycni.runtime.executors").setLevel(logging.INFO)
     env = {name: value for name, value in os.environ.items() if name.startswith("CNI_")}
     try:
         stdin = read_stdin() if env.get("CNI_COMMAND") else b""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from pycni.errors import KernelError, LinkExists, LinkNotFound
+from pycni.errors import Exhausted, KernelError, LinkExists, LinkNotFound
 from pycni.kernel import tuntap
 from pycni.kernel.netns import Netns
 from pycni.kernel.nlsocket import Failures, Mutation, Target
@@ -18,7 +18,14 @@ from pycni.model.names import Mac
 if TYPE_CHECKING:
     from pycni.kernel.rtnl import Rtnl
 
-_FAILURES: Failures = {errno.EEXIST: LinkExists, errno.ENODEV: LinkNotFound}
+# A bridge has all the ports it can have. Linux has this errno, other systems do not name it.
+EXFULL = 54
+
+_FAILURES: Failures = {
+    errno.EEXIST: LinkExists,
+    errno.ENODEV: LinkNotFound,
+    EXFULL: Exhausted,
+}
 # "Operation not supported" there means: not a bridge port.
 _PORT_FAILURES: Failures = {errno.EOPNOTSUPP: KernelError, **_FAILURES}
 
@@ -212,16 +219,27 @@ class Links:
         hairpin: bool | None = None,
         isolated: bool | None = None,
         learning: bool | None = None,
+        locked: bool | None = None,
     ) -> None:
-        """Change what a bridge does with the link, which is one of its ports."""
+        """Change what a bridge does with the link, which is one of its ports.
+
+        A `locked` port lets nothing in (Linux 5.18; earlier ones ignore the word).
+        """
         data: dict[str, KindValue | None] = {
             "hairpin": hairpin,
             "isolated": isolated,
             "learning": learning,
+            "locked": locked,
         }
         body = wire.change_port(link, data)
         op = "change bridge port"
         self._rtnl.mutate(Mutation(wire.RTM_NEWLINK, 0, body, op, link, _PORT_FAILURES))
+
+    def set_ipv4(self, link: int | str, **values: int) -> None:
+        """Set parameters of net/ipv4/conf, by the names they have there."""
+        body = wire.change_ipv4(link, values)
+        op = "change IPv4 parameters of"
+        self._rtnl.mutate(Mutation(wire.RTM_SETLINK, 0, body, op, link, _FAILURES))
 
     def remove(self, link: int | str) -> None:
         """Delete the link and wait until it is gone; LinkNotFound. A veth takes its peer along."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pycni.errors import NotFound
 from pycni.kernel.nlsocket import NO_FAILURES, Mutation
 from pycni.kernel.nlwire import NLM_F_CREATE, NLM_F_REPLACE
 from pycni.kernel.nlwire import neighbour as wire
 from pycni.kernel.types import Neighbour
+from pycni.model.addresses import IPAddress
 
 if TYPE_CHECKING:
     from pycni.kernel.rtnl import Rtnl
@@ -36,6 +38,16 @@ class Neighbours:
         op = f"remove neighbour {neighbour.address} of"
         body = wire.change(neighbour)
         self._rtnl.mutate(Mutation(wire.RTM_DELNEIGH, 0, body, op, neighbour.index, NO_FAILURES))
+
+    def find(self, index: int, address: IPAddress) -> Neighbour | None:
+        """The entry of an address on a link, learned or set, or None."""
+        op = f"find neighbour {address} of"
+        try:
+            return wire.parse(
+                self._rtnl.query(wire.RTM_GETNEIGH, wire.find(index, address), op, index)
+            )
+        except NotFound:
+            return None
 
     def list(self, index: int | None = None, family: int | None = None) -> list[Neighbour]:
         """All entries, learned ones too, or those of a link or a family (4 or 6)."""

@@ -152,8 +152,8 @@ class Side:
     def close(self) -> None:
         """Close what was opened."""
         with self._lock:
-            opened = (self._rtnl, self._nft, self._conntrack)
-            self._rtnl = self._nft = self._conntrack = None
+            opened = (self._rtnl, self._nft, self._conntrack, self._sysctl)
+            self._rtnl = self._nft = self._conntrack = self._sysctl = None
         for resource in opened:
             if resource is not None:
                 resource.close()

@@ -26,7 +26,8 @@ DAD_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 0.0001
 LONGEST_PAUSE_S = 0.02
 
-FORWARDING = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
+# IPv4's is ip_forward by another name; it is found faster (kernel/sysctl.py).
+FORWARDING = {4: "net/ipv4/conf/all/forwarding", 6: "net/ipv6/conf/all/forwarding"}
 
 
 class Unreachable(CniError):
@@ -47,27 +48,37 @@ def configure(
     With `detect_duplicates` the network is given a second to say that an address is taken.
     """
     prepare(container, ifname, result, detect_duplicates=detect_duplicates)
-    assign(container, index, ifname, result, deadline=deadline)
+    assign(container, index, ifname, result)
+    wait_for_addresses(container, index, ifname, result, deadline)
 
 
 def prepare(
-    container: Side, ifname: str, result: Result, *, detect_duplicates: bool = False
+    container: Side,
+    ifname: str,
+    result: Result,
+    *,
+    detect_duplicates: bool = False,
+    announce: bool = True,
+    solicit_routers: bool = True,
 ) -> None:
     """Set the interface's parameters, each as far as the kernel has it and lets us.
+
+    With `announce` the kernel announces the IPv6 addresses as soon as they can be used. Without
+    `solicit_routers` it does not ask for router advertisements, but still takes them.
 
     None is worth failing for: where one matters, adding the address fails and says so. A kernel
     without IPv6 serves IPv4 (plugins #102).
     """
     own = f"net/ipv6/conf/{ifname}"
-    settings = {
-        f"net/ipv4/conf/{ifname}/arp_notify": "1",
-        f"{own}/accept_dad": "1" if detect_duplicates else "0",
-    }
+    settings = {f"{own}/accept_dad": "1" if detect_duplicates else "0"}
+    if not solicit_routers:
+        settings[f"{own}/router_solicitations"] = "0"
     switches: list[str] = []
     if detect_duplicates:
         settings[f"{own}/enhanced_dad"] = "1"
     if any(address.version == 6 for address in addresses_of(result, ifname)):
-        settings[f"{own}/ndisc_notify"] = "1"
+        if announce:
+            settings[f"{own}/ndisc_notify"] = "1"
         settings[f"{own}/keep_addr_on_down"] = "1"
         switches = ["net/ipv6/conf/lo/disable_ipv6", f"{own}/disable_ipv6"]
 
@@ -83,6 +94,9 @@ def prepare(
         container.rtnl  # noqa: B018 - opened while a thread is inside anyway
 
     container.run(write)
+    # Not as a sysctl: a directory more to find costs more (kernel/sysctl.py).
+    with contextlib.suppress(KernelError):
+        container.links.set_ipv4(ifname, arp_notify=1)
 
 
 def assign(
@@ -91,32 +105,47 @@ def assign(
     ifname: str,
     result: Result,
     *,
-    deadline: Deadline,
-    announce: Mac | None = None,
+    mac: Mac | None = None,
+    announce: bool = True,
 ) -> None:
     """Give the interface the addresses and routes the result has for it, and have it up.
+
+    With `announce` the kernel announces IPv4 addresses when the interface comes up (arp_notify).
+    If that is up before, give `mac`, its MAC: setting that, even to what it is, does the same
+    (NETDEV_CHANGEADDR), so that a reused address works at once and not when ARP caches expire.
+
+    Without `announce` the interface must be down; it takes `mac` and is up before it has anything
+    to announce.
+    """
+    addresses = addresses_of(result, ifname)
+    with doing(f"configure {ifname}"), container.batch():
+        if not announce:
+            container.links.set(index, up=True, mac=mac)
+        for address in addresses:
+            container.addresses.add(index, address)
+        if announce:
+            ipv4 = any(address.version == 4 for address in addresses)
+            container.links.set(index, up=True, mac=mac if ipv4 else None)
+        for route in _routes(result, index):
+            # append: ECMP routes to one destination stand beside each other.
+            container.routes.add(route, append=True)
+
+
+def wait_for_addresses(
+    container: Side, index: int, ifname: str, result: Result, deadline: Deadline
+) -> None:
+    """Wait until the addresses can be used; from then on, have changes of the MAC announced.
 
     IPv6 addresses are added as tentative, and waited for, even where nobody is asked whether
     they are taken (`prepare`, RFC 4862): the kernel joins the group that is asked for their MAC
     in a worker of its own, and until then a neighbour's question is lost for a second. That is
     also when it announces them (ndisc_notify).
-
-    It announces IPv4 addresses when the interface comes up (arp_notify). If that is up before,
-    give `announce`, its MAC: setting that, even to what it is, does the same (NETDEV_CHANGEADDR),
-    so that a reused address works at once and not when ARP caches expire.
     """
-    addresses = addresses_of(result, ifname)
-    families = {address.version for address in addresses}
-    with doing(f"configure {ifname}"):
-        with container.batch():
-            for address in addresses:
-                container.addresses.add(index, address)
-            container.links.set(index, up=True, mac=announce if 4 in families else None)
-            for route in _routes(result, index):
-                # append: ECMP routes to one destination stand beside each other.
-                container.routes.add(route, append=True)
-        if 6 in families:
+    if any(address.version == 6 for address in addresses_of(result, ifname)):
+        with doing(f"configure {ifname}"):
             wait_until_usable(container, index, deadline)
+        with contextlib.suppress(KernelError):  # as in `prepare`
+            container.sysctl.write(f"net/ipv6/conf/{ifname}/ndisc_notify", "1")
 
 
 def wait_until_usable(container: Side, index: int, deadline: Deadline) -> None:

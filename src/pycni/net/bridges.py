@@ -35,12 +35,24 @@ from pycni.net.veth import random_mac
 PORT_TIMEOUT_S = 2.55
 # Shared by networks, so no attachment's tag: the bridge of this name is ours to remove.
 MADE_BY_US = "cni:bridge"
+MAX_PORTS = 1023  # BR_MAX_PORTS (net/bridge/br_private.h) and no port 0
 FIRST_PAUSE_S = 0.0001
 LONGEST_PAUSE_S = 0.01
 
 
 class NotABridge(CniError):
     """Another kind of link has the bridge's name."""
+
+
+class BridgeFull(CniError):
+    """The bridge has all the ports it can have."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"bridge {name} has no free port",
+            f"a Linux bridge has at most {MAX_PORTS}",
+            hint="delete attachments, or give further networks another `bridge`",
+        )
 
 
 def ensure(host: Side, name: str, *, mtu: int = 0, promisc: bool = False, undo: Undo) -> Link:

@@ -157,8 +157,9 @@ def open_loopback(host: Side, addresses: Iterable[IPInterface]) -> None:
     such addresses is dropped as ever: over IPv6 by the kernel, over IPv4 by a chain of ours, for
     the same switch takes the kernel's own check away (CVE-2020-8558).
     """
+    links: dict[int, Link | None] = {}
     for version, address in _first(addresses).items():
-        link = _find_link_to(host, address.ip)
+        link = _find_link_to(host, address.ip, links)
         if link is None:
             continue
         if version == 4:
@@ -297,13 +298,20 @@ def _first(addresses: Iterable[IPInterface]) -> dict[int, IPInterface]:
     return first
 
 
-def _find_link_to(host: Side, address: IPAddress) -> Link | None:
-    """The interface that leads to a container; None if there is no way from the node."""
+def _find_link_to(host: Side, address: IPAddress, links: dict[int, Link | None]) -> Link | None:
+    """The interface that leads to a container; None if there is no way from the node.
+
+    `links` are those that were looked up before: both families are mostly on one.
+    """
     try:
         index = host.routes.get(address).index
     except NotFound:
         return None
-    link = host.links.find_index(index) if index is not None else None
+    if index is None:
+        return None
+    if index not in links:
+        links[index] = host.links.find_index(index)
+    link = links[index]
     return None if link is None or link.loopback else link
 
 

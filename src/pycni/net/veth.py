@@ -9,7 +9,8 @@ udev leaves such links alone (systemd #21185, plugins #620), and nothing needs t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from hashlib import sha256
 from secrets import token_bytes
 
 from msgspec import Struct
@@ -18,6 +19,7 @@ from pycni.errors import CniError, KernelError, LinkExists, LinkNotFound
 from pycni.kernel.links import Links
 from pycni.kernel.side import Side
 from pycni.kernel.types import Link
+from pycni.model.addresses import IPInterface
 from pycni.model.names import Mac
 from pycni.net import reaper
 from pycni.net.owner import Owner, network_prefix
@@ -38,6 +40,7 @@ class BridgePort(Struct, frozen=True, kw_only=True):
     master: int
     hairpin: bool = False
     isolated: bool = False
+    locked: bool = False  # until `unlock`
 
 
 def random_mac(rand: Callable[[int], bytes] = token_bytes) -> Mac:
@@ -45,6 +48,19 @@ def random_mac(rand: Callable[[int], bytes] = token_bytes) -> Mac:
     packed = bytearray(rand(6))
     packed[0] = packed[0] & 0xFC | 0x02
     return Mac.from_bytes(bytes(packed))
+
+
+def address_mac(addresses: Iterable[IPInterface]) -> Mac:
+    """The MAC that goes with the first IPv4 address, or without one the first IPv6 address.
+
+    It is the same whenever the address is used again, so nobody who knows it must be told. No two
+    links of one bridge have an address in common, so no MAC either: an IPv4 address is in it as it
+    is, and 46 bits of a hash are as good as random ones.
+    """
+    packed = [each.ip.packed for each in sorted(addresses, key=lambda each: each.version)]
+    if len(packed[0]) == 4:
+        return Mac.from_bytes(b"\x0a\x58" + packed[0])
+    return random_mac(lambda size: sha256(packed[0]).digest()[:size])
 
 
 def make(
@@ -69,8 +85,14 @@ def make(
         link = host.links.get(name)
         with host.batch():
             host.links.set(link.index, alias=owner.tag)
-            if port is not None:
-                host.links.set_port(link.index, hairpin=port.hairpin, isolated=port.isolated)
+            if port is not None and (port.hairpin or port.isolated or port.locked):
+                host.links.set_port(
+                    link.index,
+                    # A new port has none of them, and what is not said costs nothing.
+                    hairpin=port.hairpin or None,
+                    isolated=port.isolated or None,
+                    locked=port.locked or None,
+                )
         with contextlib.suppress(KernelError):  # no IPv6, or a read-only /proc/sys
             host.sysctl.write(f"net/ipv6/conf/{name}/accept_ra", "0")
     except BaseException:
@@ -83,6 +105,11 @@ def make(
         container_index=link.peer_index,
         container_mac=container_mac,
     )
+
+
+def unlock(host: Side, pair: Pair) -> None:
+    """Have a locked port let frames in."""
+    host.links.set_port(pair.host.index, locked=False)
 
 
 def find_host(links: Links, owner: Owner) -> Link | None:

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct, structs
 
 from pycni.errors import (
     CniError,
+    Exhausted,
     InvalidConfig,
     KernelError,
     NotAvailable,
@@ -112,22 +113,25 @@ class Bridge(Plugin[BridgeConfig], type="bridge", config=BridgeConfig):
         container = call.container  # before anything is made: a wrong path costs nothing
         with Undo() as undo:
             bridge, pair = plug_in(call, mac, undo)
-            result = Result(interfaces=interfaces(call, bridge, pair), dns=config.dns)
+            leased = Result()
             if call.ipam is not None:
                 # Released also when its ADD failed half-way (SPEC section 4, D5).
                 undo.push(call.ipam.delete)
-                result = with_addresses(result, call.ipam.add(), config)
-                addressing.prepare(
-                    container, call.ifname, result, detect_duplicates=config.enabledad
-                )
-            if not config.disableContainerInterface:
-                container.links.set(pair.container_index, up=True)
+                leased = call.ipam.add()
+                pair = choose_mac(call, pair, leased, mac)
+            result = Result(interfaces=interfaces(call, bridge, pair), dns=config.dns)
+            if call.ipam is not None:
+                result = with_addresses(result, leased, config)
+            announce = is_news(call, bridge, pair, result)
+            bring_up(call, container, pair, result, announce=announce)
             serve_gateways(call, bridge, pair, result, undo)
             hide_addresses(call, result, undo)
             if not config.disableContainerInterface:
                 bridges.wait_for_port(call.host.links, pair.host, bridge, call.deadline)
             if result.ips:
-                assign_addresses(call, pair, result)
+                finish_addresses(
+                    call, pair, result, announce=announce, locked=starts_locked(call, mac)
+                )
             call.deadline.check(f"ADD of {call.ifname}")  # nobody would take the result
             undo.commit()
         return result
@@ -225,7 +229,10 @@ def plug_in(call: Call[BridgeConfig], mac: Mac | None, undo: Undo) -> tuple[Link
             call.host, config.bridge, mtu=config.mtu, promisc=config.promiscMode, undo=undo
         )
         port = BridgePort(
-            master=bridge.index, hairpin=config.hairpinMode, isolated=config.portIsolation
+            master=bridge.index,
+            hairpin=config.hairpinMode,
+            isolated=config.portIsolation,
+            locked=starts_locked(call, mac),
         )
         try:
             pair = veth.make(
@@ -237,6 +244,8 @@ def plug_in(call: Call[BridgeConfig], mac: Mac | None, undo: Undo) -> tuple[Link
                 port=port,
                 keep_down=config.disableContainerInterface,
             )
+        except Exhausted as exc:
+            raise bridges.BridgeFull(bridge.name) from exc
         except KernelError:
             if not tries_left or call.host.links.find_index(bridge.index) is not None:
                 raise
@@ -248,6 +257,43 @@ def plug_in(call: Call[BridgeConfig], mac: Mac | None, undo: Undo) -> tuple[Link
                 bridge = call.host.links.get(bridge.index)
             return bridge, pair
     raise AssertionError("the last try returns or raises")
+
+
+def starts_locked(call: Call[BridgeConfig], mac: Mac | None) -> bool:
+    """Is the port to let nothing in before the container has its addresses?
+
+    The kernel's reports of multicast groups would go to every port, and hold up all of networking
+    for it; they are repeated within the second. Elsewhere its router solicitation must get out.
+    """
+    return call.config.is_gateway and not (call.ipam is None or mac or call.config.enabledad)
+
+
+def choose_mac(call: Call[BridgeConfig], pair: Pair, leased: Result, requested: Mac | None) -> Pair:
+    """The pair with the MAC that goes with its address, if nothing speaks for the one it has.
+
+    An address that others may have is looked for with a MAC that nobody else has. And an IPAM
+    plugin that has the interface up has used it (dhcp): its lease is the MAC's.
+    """
+    if requested or call.config.enabledad or not leased.ips:
+        return pair
+    if call.container.links.get(pair.container_index).up:
+        return pair
+    mac = veth.address_mac(ip.address for ip in leased.ips)
+    return structs.replace(pair, container_mac=mac)
+
+
+def is_news(call: Call[BridgeConfig], bridge: Link, pair: Pair, result: Result) -> bool:
+    """Must neighbours be told the container's MAC, because they may know another one?
+
+    Telling costs every port of the bridge a delivery. They know the one that goes with the
+    address, unless who had it before was given another; of that the gateway has heard, if anybody.
+    """
+    if not result.ips or pair.container_mac != veth.address_mac(ip.address for ip in result.ips):
+        return bool(result.ips)
+    if not call.config.is_gateway:
+        return False
+    known = (call.host.neighbours.find(bridge.index, ip.address.ip) for ip in result.ips)
+    return any(each and each.mac not in (None, pair.container_mac) for each in known)
 
 
 def interfaces(call: Call[BridgeConfig], bridge: Link, pair: Pair) -> tuple[Interface, ...]:
@@ -321,19 +367,46 @@ def hide_addresses(call: Call[BridgeConfig], result: Result, undo: Undo) -> None
         masquerade.ensure(call.host.nft, call.owner, addresses)
 
 
-def assign_addresses(call: Call[BridgeConfig], pair: Pair, result: Result) -> None:
-    """Give the container its addresses and routes, now that the bridge forwards for it.
+def bring_up(
+    call: Call[BridgeConfig], container: Side, pair: Pair, result: Result, *, announce: bool
+) -> None:
+    """Have the container's end up, with its addresses too if there is nothing to `announce`."""
+    config, index = call.config, pair.container_index
+    if config.disableContainerInterface:
+        return
+    if result.ips:
+        addressing.prepare(
+            container,
+            call.ifname,
+            result,
+            detect_duplicates=config.enabledad,
+            announce=announce,
+            # The host routes, and sends no advertisements.
+            solicit_routers=not config.is_gateway,
+        )
+    if announce or not result.ips:
+        container.links.set(index, up=True, mac=pair.container_mac)
+    else:
+        addressing.assign(
+            container, index, call.ifname, result, mac=pair.container_mac, announce=False
+        )
+
+
+def finish_addresses(
+    call: Call[BridgeConfig], pair: Pair, result: Result, *, announce: bool, locked: bool
+) -> None:
+    """Have the container's addresses ready for use, now that the bridge forwards for it.
 
     What an interface announces, and whom it asks for duplicates, before that is lost.
     """
-    addressing.assign(
-        call.container,
-        pair.container_index,
-        call.ifname,
-        result,
-        deadline=call.deadline,
-        announce=pair.container_mac,
-    )
+    container, index = call.container, pair.container_index
+    if announce:
+        if locked:
+            veth.unlock(call.host, pair)
+        addressing.assign(container, index, call.ifname, result, mac=pair.container_mac)
+    addressing.wait_for_addresses(container, index, call.ifname, result, call.deadline)
+    if locked and not announce:
+        veth.unlock(call.host, pair)
 
 
 # -- DEL -------------------------------------------------------------------------------------------

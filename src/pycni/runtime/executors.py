@@ -303,6 +303,7 @@ class Exec:
         said = redact(stderr.decode("utf-8", "replace"), request.config).strip()
         if said:
             log.info("plugin %s %s: %s", plugin_type, request.verb, said)
+            trace.overhear(said)
         if status:
             raise decode_failure(status, stdout, said, request.config)
         return stdout

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The W3C trace context of the current call, handed on to the plugins it executes."""
+"""What surrounds the current call: its W3C trace context, which the plugins it executes are given,
+and what those plugins say on stderr, which its caller is given (SPEC section 4)."""
 
 from __future__ import annotations
 
@@ -27,3 +28,24 @@ def bound(variables: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+_overheard: ContextVar[list[str] | None] = ContextVar("overheard", default=None)
+
+
+@contextlib.contextmanager
+def overhearing() -> Iterator[list[str]]:
+    """Collect what plugins executed inside the block say on stderr."""
+    said: list[str] = []
+    token = _overheard.set(said)
+    try:
+        yield said
+    finally:
+        _overheard.reset(token)
+
+
+def overhear(text: str) -> None:
+    """Pass on what a plugin has said, if anybody listens."""
+    said = _overheard.get()
+    if said is not None:
+        said.append(text)

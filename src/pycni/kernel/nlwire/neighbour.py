@@ -8,6 +8,7 @@ from struct import Struct
 from pycni.kernel import nlwire
 from pycni.kernel.nlwire.address import FAMILIES, VERSIONS, address
 from pycni.kernel.types import Neighbour
+from pycni.model.addresses import IPAddress
 from pycni.model.names import Mac
 
 RTM_NEWNEIGH, RTM_DELNEIGH, RTM_GETNEIGH = 28, 29, 30
@@ -27,6 +28,12 @@ def change(neighbour: Neighbour) -> bytes:
     if neighbour.mac is not None:
         body += nlwire.attr(NDA_LLADDR, neighbour.mac.packed)
     return body
+
+
+def find(index: int, wanted: IPAddress) -> bytes:
+    """RTM_GETNEIGH of one entry."""
+    head = _NDMSG.pack(FAMILIES[wanted.version], index, 0, 0, 0)
+    return head + nlwire.attr(NDA_DST, wanted.packed)
 
 
 def dump(*, index: int | None = None, family: int | None = None) -> bytes:
