@@ -52,6 +52,13 @@ class CniError(Exception):
         self.plugin_index: int | None = None
         self.residue: str | None = None
         self.cni_version: str | None = None
+        # Whom it concerns, where that is known, and the wrong field of an API request.
+        self.network = ""
+        self.container_id = ""
+        self.ifname = ""
+        self.field = ""
+        # Of an error off the wire that sums up several: each of them.
+        self.causes: tuple[CniError, ...] = ()
         # Set on internal errors: where the log has the traceback.
         self.log_id: str | None = None
         self.wire_code: int = type(self).code

@@ -47,6 +47,7 @@ STATUS_OF_CLASS: dict[type[CniError], int] = {
 }
 
 RETRY_AFTER_S = 1
+MAX_CODE = (1 << 32) - 1  # the field has no room for more
 
 
 def status_code(error: CniError) -> int:
@@ -61,16 +62,20 @@ def error_message(error: CniError) -> error_pb2.CniError:
     """`error` as the API's message: a status detail, or data in a reply."""
     verb = error_pb2.Verb.Value(f"VERB_{error.verb or 'UNSPECIFIED'}")
     message = error_pb2.CniError(
-        code=error.wire_code,
-        msg=error.msg,
-        details=error.details,
-        cni_version=error.cni_version or "",
+        code=min(error.wire_code, MAX_CODE),
+        msg=text(error.msg),
+        details=text(error.details),
+        cni_version=text(error.cni_version or ""),
         verb=verb,
-        plugin_type=error.plugin_type or "",
+        plugin_type=text(error.plugin_type or ""),
         residue=error_pb2.Residue.Value(f"RESIDUE_{error.residue or 'UNKNOWN'}"),
         json=encode_error(error, error.cni_version or ""),
         log_id=error.log_id or "",
-        causes=[error_message(cause) for cause in getattr(error, "errors", ())],
+        network=text(error.network),
+        container_id=text(error.container_id),
+        ifname=text(error.ifname),
+        field=text(error.field),
+        causes=[error_message(cause) for cause in getattr(error, "errors", error.causes)],
     )
     if error.plugin_index is not None:
         message.plugin_index = error.plugin_index
@@ -80,14 +85,24 @@ def error_message(error: CniError) -> error_pb2.CniError:
 def rebuild_error(message: error_pb2.CniError) -> CniError:
     """The exception class that owns the message's code, with the chain position it carries."""
     error = CniError.from_wire(message.code, message.msg, message.details)
-    if message.verb:
-        error.verb = error_pb2.Verb.Name(message.verb).removeprefix("VERB_")
+    if message.verb in error_pb2.Verb.values():
+        verb = error_pb2.Verb.Name(message.verb).removeprefix("VERB_")
+        error.verb = verb if message.verb else None
     error.plugin_type = message.plugin_type or None
     error.plugin_index = message.plugin_index if message.HasField("plugin_index") else None
-    error.residue = error_pb2.Residue.Name(message.residue).removeprefix("RESIDUE_")
+    if message.residue in error_pb2.Residue.values():  # a newer peer may know others
+        error.residue = error_pb2.Residue.Name(message.residue).removeprefix("RESIDUE_")
     error.cni_version = message.cni_version or None
     error.log_id = message.log_id or None
+    error.network, error.container_id = message.network, message.container_id
+    error.ifname, error.field = message.ifname, message.field
+    error.causes = tuple(map(rebuild_error, message.causes))
     return error
+
+
+def text(value: str) -> str:
+    """`value` as UTF-8 can carry it: names off the system may hold stray bytes."""
+    return value.encode("utf-8", "replace").decode()
 
 
 def abort(context: grpc.ServicerContext, error: CniError, code: int | None = None) -> NoReturn:
