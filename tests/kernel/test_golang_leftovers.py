@@ -9,7 +9,7 @@ from ipaddress import ip_address
 import pytest
 
 from pycni.kernel.netns import Netns
-from pycni.kernel.nft import Nft
+from pycni.kernel.side import Side
 from pycni.net import golang_leftovers
 from pycni.net.owner import Owner
 from tests.fix_netns import run_in
@@ -63,14 +63,23 @@ table ip6 cni_hostport {{
 """
 
 
+C1 = Owner("podnet", "c1", "eth0")
+
+
+def remove(side: Side) -> None:
+    """What DEL of bridge and portmap do."""
+    golang_leftovers.remove_masquerade(side, C1)
+    golang_leftovers.remove_ports(side, C1)
+
+
 @pytest.fixture
-def nft(host: Netns) -> Iterator[Nft]:
+def side(host: Netns) -> Iterator[Side]:
     """A host where Go's plugins have been."""
-    nft = Nft(host)
-    nft.run(TABLES)
-    yield nft
-    nft.run("flush ruleset")
-    nft.close()
+    side = Side(host)
+    side.nft.run(TABLES)
+    yield side
+    side.nft.run("flush ruleset")
+    side.close()
 
 
 def rules(host: Netns) -> list[str]:
@@ -79,10 +88,10 @@ def rules(host: Netns) -> list[str]:
     return [line.strip() for line in listed if "comment" in line]
 
 
-def test_an_attachments_rules_go_and_others_stay(host: Netns, nft: Nft) -> None:
+def test_an_attachments_rules_go_and_others_stay(host: Netns, side: Side) -> None:
     """Masquerading by network, interface and container; host ports by container."""
     before = rules(host)
-    golang_leftovers.remove_nft(nft, "podnet", "c1", "eth0")
+    remove(side)
     left = [
         line
         for line in before
@@ -90,22 +99,22 @@ def test_an_attachments_rules_go_and_others_stay(host: Netns, nft: Nft) -> None:
     ]
     assert 3 == len(left)
     assert left == rules(host)
-    golang_leftovers.remove_nft(nft, "podnet", "c1", "eth0")
+    remove(side)
     assert left == rules(host)
 
 
-def test_addresses_keep_the_host_ports_of_another_network(host: Netns, nft: Nft) -> None:
+def test_addresses_keep_the_host_ports_of_another_network(host: Netns, side: Side) -> None:
     """Go removes those of both: its comment does not say which network a rule is of."""
     addresses = [ip_address("10.1.2.3"), ip_address("fd00::3")]
-    golang_leftovers.remove_nft(nft, "podnet", "c1", "eth0", addresses=addresses)
+    golang_leftovers.remove_ports(side, C1, addresses=addresses)
     left = [line for line in rules(host) if 'comment "c1"' in line]
     assert 2 == len(left)
     assert all("10.9.9.3" in line for line in left)
 
 
-def test_gc_removes_masquerading_of_the_networks_invalid(host: Netns, nft: Nft) -> None:
+def test_gc_removes_masquerading_of_the_networks_invalid(host: Netns, side: Side) -> None:
     """Other networks and valid attachments keep theirs."""
-    golang_leftovers.gc_nft(nft, "podnet", [Owner("podnet", "c2", "eth0")])
+    golang_leftovers.gc_masquerade(side, "podnet", [Owner("podnet", "c2", "eth0")])
     left = "".join(line for line in rules(host) if "net:" in line)
     assert "net: podnet, if: eth0, id: c1" not in left
     assert "net: podnet, if: eth0, id: c2" in left
@@ -113,10 +122,11 @@ def test_gc_removes_masquerading_of_the_networks_invalid(host: Netns, nft: Nft) 
 
 
 def test_a_node_that_never_ran_go_is_left_alone(host: Netns) -> None:
-    """Three lookups, and not even libnftables is opened."""
-    nft = Nft(host)
-    golang_leftovers.remove_nft(nft, "podnet", "c1", "eth0")
-    golang_leftovers.gc_nft(nft, "podnet", [])
-    assert nft._context is None
+    """A few lookups, and not even libnftables is opened."""
+    side = Side(host)
+    remove(side)
+    golang_leftovers.gc_masquerade(side, "podnet", [])
+    golang_leftovers.gc_ports(side, "podnet", [])
+    assert side.nft._context is None
     assert "" == run_in(host, "nft", "list", "ruleset")
-    nft.close()
+    side.close()

@@ -30,7 +30,7 @@ from pycni.model.addresses import IPAddress, IPInterface, parse_cidr
 from pycni.model.names import IfName, Mac
 from pycni.model.request import CniArgs
 from pycni.model.result import DNS, Interface, Result, Route
-from pycni.net import addressing, bridges, masquerade, ruleset, veth
+from pycni.net import addressing, bridges, golang_leftovers, masquerade, ruleset, veth
 from pycni.net.owner import Owner
 from pycni.net.undo import Gather, Undo
 from pycni.net.veth import BridgePort, Pair
@@ -142,7 +142,10 @@ class Bridge(Plugin[BridgeConfig], type="bridge", config=BridgeConfig):
             gather.run(remove_pair, call)
             if call.ipam is not None:
                 gather.run(call.ipam.delete)
-            gather.run(masquerade.remove, call.host.nft, call.owner, addresses_made(call))
+            addresses = addresses_made(call)
+            gather.run(masquerade.remove, call.host.nft, call.owner, addresses)
+            ips = [address.ip for address in addresses]
+            gather.run(golang_leftovers.remove_masquerade, call.host, call.owner, addresses=ips)
 
     def check(self, call: Call[BridgeConfig]) -> None:
         """Raise if a part of the path from the container to the bridge is gone or changed."""
@@ -157,7 +160,7 @@ class Bridge(Plugin[BridgeConfig], type="bridge", config=BridgeConfig):
         if call.ipam is not None:
             addressing.expect_routes(call.container.routes, call.get_prev_result().routes)
             if config.ipMasq:
-                masquerade.expect(call.host.nft, call.owner, addresses)
+                expect_masquerade(call, addresses)
             call.ipam.check()
 
     def gc(self, call: Call[BridgeConfig]) -> None:
@@ -170,6 +173,7 @@ class Bridge(Plugin[BridgeConfig], type="bridge", config=BridgeConfig):
         with Gather(f"collect garbage of {network}") as gather:
             gather.run(veth.remove_stale, call.host, network, valid)
             gather.run(masquerade.gc, call.host.nft, network, valid)
+            gather.run(golang_leftovers.gc_masquerade, call.host, network, valid)
             gather.run(bridges.remove_idle, call.host, call.config.bridge)
             gather.run(ruleset.remove_idle_table, call.host)
             if call.ipam is not None:
@@ -499,6 +503,15 @@ def expect_port(call: Call[BridgeConfig], bridge: Link, container_link: Link) ->
     for mode, wanted in (("hairpin", config.hairpinMode), ("isolated", config.portIsolation)):
         if (port.port or {}).get(mode) != wanted:
             raise CniError(f"{port.name} is {'not ' if wanted else ''}in {mode} mode")
+
+
+def expect_masquerade(call: Call[BridgeConfig], addresses: list[IPInterface]) -> None:
+    """Raise unless the addresses are masqueraded, by us or by the reference plugin before us."""
+    try:
+        masquerade.expect(call.host.nft, call.owner, addresses)
+    except CniError:
+        if not golang_leftovers.has_masquerade(call.host, call.owner, addresses):
+            raise
 
 
 # -- STATUS ----------------------------------------------------------------------------------------

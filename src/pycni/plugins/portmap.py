@@ -76,36 +76,44 @@ class Portmap(Plugin[PortmapConfig], type="portmap", config=PortmapConfig):
 
     def delete(self, call: Call[PortmapConfig]) -> None:
         """Unmap all that the attachment has, and forget the UDP flows there (plugins #1190)."""
-        nft, owner = call.host.nft, call.owner
-        if not has_nftables(nft):
-            return
+        host, owner = call.host, call.owner
         mappings, options = find_hints(call.config)
         prev_result = call.prev_result
         addresses = container_addresses(prev_result, call.ifname) if prev_result else ()
         with Gather("unmap ports") as gather:
-            unmapped = gather.run(hostports.remove, nft, owner, mappings, addresses, **options)
             ips = [address.ip for address in addresses]
-            gather.run(golang_leftovers.remove_nft, nft, *owner, addresses=ips)
+            gather.run(golang_leftovers.remove_ports, host, owner, addresses=ips)
+            if not has_nftables(host.nft):
+                return
+            unmapped = gather.run(hostports.remove, host.nft, owner, mappings, addresses, **options)
             ports = (*map(hostports.host_port, mappings), *(unmapped or ()))
-            gather.run(hostports.forget_flows, call.host.conntrack, ports)
+            gather.run(hostports.forget_flows, host.conntrack, ports)
 
     def check(self, call: Call[PortmapConfig]) -> None:
         """Raise unless every port is mapped for this attachment."""
         options = parse_options(call.config)
         mappings = parse_mappings(call.config)
         addresses = container_addresses(call.get_prev_result(), call.ifname)
-        if mappings and addresses:
+        if not mappings or not addresses:
+            return
+        try:
             hostports.expect(call.host.nft, call.owner, mappings, addresses, **options)
+        except CniError:
+            # Mapped before this node was switched over, and as good as ever.
+            if not golang_leftovers.has_ports(call.host, call.owner, mappings, addresses):
+                raise
 
     def gc(self, call: Call[PortmapConfig]) -> None:
         """Unmap the ports of attachments that are not valid any more."""
-        if call.valid_attachments is None or not has_nftables(call.host.nft):
+        if call.valid_attachments is None:
             return
         network = call.config.name
         valid = [Owner(network, each.container_id, each.ifname) for each in call.valid_attachments]
         with Gather("unmap ports") as gather:
+            gather.run(golang_leftovers.gc_ports, call.host, network, valid)
+            if not has_nftables(call.host.nft):
+                return
             gather.run(hostports.gc, call.host.nft, network, valid)
-            gather.run(golang_leftovers.gc_nft, call.host.nft, network, valid)
             gather.run(ruleset.remove_idle_table, call.host)
 
     def status(self, call: Call[PortmapConfig]) -> None:
