@@ -232,7 +232,7 @@ def test_an_unknown_plugin_and_an_unsupported_version(node: Node) -> None:
         node.put(old)
 
 
-BAD_ADDS = {
+BAD_ADDS: dict[str, tuple[dict[str, Any], type[CniError], str]] = {
     "an ifname of 16 bytes": (
         {"ifname": "e" * 16},
         InvalidEnvironment,
@@ -253,10 +253,9 @@ BAD_ADDS = {
 def test_a_bad_add_leaves_nothing(node: Node, make_netns: Callable[..., Netns], name: str) -> None:
     """The fault is found before anything is made: no lease, no attachment, no link."""
     keys, kind, words = BAD_ADDS[name]
-    more: dict[str, Any] = dict(keys)
     node.put(node.config())
     before = snapshot(node.host)
-    arguments = {"container_id": "c1", "netns": make_netns("c1").path, **more}
+    arguments = {"container_id": "c1", "netns": make_netns("c1").path, **keys}
     with pytest.raises(kind, match=words):
         node.add(**arguments)
     assert [] == node.held() + attachments(node)
