@@ -79,7 +79,8 @@ def test_a_link_is_read_as_ip_shows_it(namespace: Netns, rtnl: Rtnl) -> None:
     assert (True, True, True) == (link.up, link.promisc, link.allmulti)
     assert (9, "hello", 5) == (link.txqlen, link.alias, link.group)
     assert (bridge.index, peer.index, None) == (link.master, link.peer_index, link.peer_netnsid)
-    assert {"hairpin": True, "isolated": True, "learning": True} == link.port
+    modes = {"hairpin": True, "isolated": True, "learning": True, "locked": False}
+    assert modes == link.port
     assert bridge.data is not None
     assert {"mcast_snooping": False}.items() <= bridge.data.items()
     assert link.operstate in ("down", "lowerlayerdown")  # the kernel takes a moment
