@@ -15,7 +15,7 @@ from typing import Self
 from pycni.errors import KernelError
 from pycni.kernel import nlwire
 from pycni.kernel.netns import Netns
-from pycni.kernel.nlsocket import NETLINK_ROUTE, failure, open_socket
+from pycni.kernel.nlsocket import NETLINK_ROUTE, SOL_NETLINK, failure, open_socket
 from pycni.kernel.nlwire import address, link, neighbour, route, rule
 from pycni.kernel.types import Event, Subject
 
@@ -29,8 +29,10 @@ GROUPS = {
 }
 
 SO_RCVBUFFORCE = 33
+NETLINK_LISTEN_ALL_NSID = 8
 _RECEIVE_QUEUE = 1 << 22
 _RECEIVE_SIZE = 1 << 16
+_ANCILLARY_SIZE = 64
 
 _REMOVALS = {
     link.RTM_DELLINK,
@@ -48,10 +50,17 @@ class Monitor:
 
         with Monitor(namespace, ("link", "address")) as monitor:
             for event in monitor: ...
+
+    With `everywhere` also in every namespace that has an id in this one, as each has into which a
+    veth pair leads from here: one socket hears of all containers.
     """
 
     def __init__(
-        self, namespace: Netns | None = None, groups: Sequence[str] = ("link", "address")
+        self,
+        namespace: Netns | None = None,
+        groups: Sequence[str] = ("link", "address"),
+        *,
+        everywhere: bool = False,
     ) -> None:
         mask = 0
         for group in groups:
@@ -62,6 +71,8 @@ class Monitor:
         self._socket = open_socket(namespace, NETLINK_ROUTE)
         try:
             self._grow_queue()
+            if everywhere:
+                self._socket.setsockopt(SOL_NETLINK, NETLINK_LISTEN_ALL_NSID, 1)
             self._socket.bind((0, mask))
         except OSError as exc:
             self._socket.close()
@@ -85,13 +96,14 @@ class Monitor:
             if self._wake in ready or self._socket.fileno() not in ready:
                 return []
             try:
-                received = self._socket.recv(_RECEIVE_SIZE)
+                received, ancillary, _, _ = self._socket.recvmsg(_RECEIVE_SIZE, _ANCILLARY_SIZE)
             except OSError as exc:
                 if exc.errno == errno.ENOBUFS:
                     return [Event(subject=None)]
                 raise KernelError("listen on", "netlink socket", exc.errno or errno.EIO) from exc
+        nsid = _namespace_id(ancillary)
         return [
-            Event(subject=subject, removed=kind in _REMOVALS)
+            Event(subject=subject, removed=kind in _REMOVALS, nsid=nsid)
             for kind, _, _, payload in nlwire.messages(received)
             for subject in _subjects(kind, payload)
             if subject is not None
@@ -123,6 +135,14 @@ class Monitor:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _namespace_id(ancillary: Sequence[tuple[int, int, bytes]]) -> int | None:
+    """The namespace a message came from; the kernel says nothing of the socket's own."""
+    for level, kind, data in ancillary:
+        if (level, kind) == (SOL_NETLINK, NETLINK_LISTEN_ALL_NSID):
+            return nlwire.as_s32(data)
+    return None
 
 
 def _subjects(kind: int, payload: bytes) -> Sequence[Subject | None]:

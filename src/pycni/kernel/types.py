@@ -205,11 +205,13 @@ Subject = Link | Address | Route | Rule | Neighbour
 class Event(Struct, frozen=True, kw_only=True):
     """A change the kernel told of; `subject` as it is now, or as it was when `removed`.
 
-    Without a subject some events were lost: read the tables again.
+    Without a subject some events were lost: read the tables again. `nsid` is the namespace it
+    happened in, as the listening one numbers it (`Rtnl.namespace_id`); None is its own.
     """
 
     subject: Subject | None
     removed: bool = False
+    nsid: int | None = None
 
     @property
     def lost(self) -> bool:

@@ -26,25 +26,39 @@ _INJECTED = ("cniVersion", "name", "runtimeConfig", "prevResult")
 _STRIPPED = frozenset(map(jsonio.fold_key, (*_RUNTIME_ONLY, "loadOnlyInlinedPlugins", *_INJECTED)))
 _RESERVED = "cni.dev/"  # SPEC: reserved for the runtime (C11)
 ENDPOINT = "cni.dev/endpoint"  # where the plugin's daemon listens; never passed on
+# The protobuf package of the built-in plugins' typed configurations.
+TYPED_PACKAGE = "pycni.plugins.v1"
+
+
+def typed_config(plugin_type: str) -> str:
+    """The full name of a plugin's typed configuration: that of "host-local" is "….HostLocal"."""
+    return f"{TYPED_PACKAGE}.{''.join(word.title() for word in plugin_type.split('-'))}"
 
 
 class PluginConfig(Struct, frozen=True, kw_only=True):
-    """One plugin object of a list: what the runtime reads of it, and all its members verbatim."""
+    """One plugin object of a list: what the runtime reads of it, and all its members verbatim.
+
+    `supplied` are parameters that the object does not have itself and its `extra` member does, in
+    the plugin's own typed configuration (proto/cni/v2alpha1/config.proto).
+    """
 
     type: PluginType
     capabilities: dict[str, bool] = {}
     ipam_type: PluginType | None = None
     fields: dict[str, Raw] = {}
+    supplied: dict[str, Raw] = {}
 
     @classmethod
     def parse(cls, data: jsonio.Buffer, *, where: str = "") -> Self:
         """Read one plugin object; `where` is its path in the list, for messages."""
         head = jsonio.decode(data, _PluginHead, where=where)
+        fields = jsonio.decode_raw_object(data, where=where)
         return cls(
             type=head.type,
             capabilities=head.capabilities,
             ipam_type=head.ipam.type,
-            fields=jsonio.decode_raw_object(data, where=where),
+            fields=fields,
+            supplied=_supplied(head.type, fields),
         )
 
     @property
@@ -52,6 +66,23 @@ class PluginConfig(Struct, frozen=True, kw_only=True):
         """Where the plugin's daemon listens; empty unless the configuration names a place."""
         found = _folded(self.fields).get(ENDPOINT)
         return "" if found is None else jsonio.decode(found, str, where=ENDPOINT)
+
+
+def _supplied(plugin_type: str, fields: Mapping[str, Raw]) -> dict[str, Raw]:
+    """What the plugin's typed configuration in `extra` says and `fields` do not."""
+    extra = _folded(fields).get("extra")
+    if extra is None or not bytes(extra).startswith(b"["):
+        return {}  # somebody else's key of that name
+    supplied: dict[str, Raw] = {}
+    for member in jsonio.decode(extra, list[Raw], where="extra"):
+        if not bytes(member).startswith(b"{"):
+            continue
+        values = jsonio.decode_raw_object(member)
+        named = jsonio.loads(values.get("@type", Raw(b"null")))
+        if isinstance(named, str) and named.rpartition("/")[2] == typed_config(plugin_type):
+            supplied |= {key: value for key, value in values.items() if not key.startswith("@")}
+    given = set(map(jsonio.fold_key, fields))
+    return {key: value for key, value in supplied.items() if jsonio.fold_key(key) not in given}
 
 
 class _IpamHead(Struct, frozen=True):
@@ -246,7 +277,7 @@ def request_config(
         "cniVersion": jsonio.encode(network.cniVersion),
         "name": jsonio.encode(network.name),
     }
-    for key, value in plugin.fields.items():
+    for key, value in (plugin.fields | plugin.supplied).items():
         folded = jsonio.fold_key(key)
         if folded not in replaced and not folded.startswith(_RESERVED):
             head[key] = value

@@ -18,7 +18,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -40,11 +40,15 @@ _DROPINS = (".conf",)
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """A file that defines no usable network; `name` is the network's, where it can be read."""
+    """A file that defines no usable network; `name` is the network's, where it can be read.
+
+    `since` is when it was first seen so, in seconds since the epoch.
+    """
 
     path: str
     name: str
     error: CniError
+    since: float = 0.0
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
@@ -78,6 +82,15 @@ class ConfDir:
         """Every network that can be read, in the order libcni would look at them."""
         return self.load().networks
 
+    def faults(self) -> tuple[Fault, ...]:
+        """What is wrong with the files that define no usable network."""
+        return self.load().faults
+
+    def dropins(self, network: NetworkConfigList) -> tuple[str, ...]:
+        """The files whose plugins were appended to a network of the directory, in order."""
+        directory = os.path.join(self.path, network.name)
+        return tuple(_dropins(directory)) if network.dropins else ()
+
     def get(self, name: str) -> NetworkConfigList:
         """The network libcni loads for `name`, or its error (L14)."""
         found = False
@@ -102,28 +115,37 @@ class ConfDir:
                 return self._loaded
             # Marked before they are read: what changes meanwhile is seen by the next call.
             marks = {path: _mark(path) for path in self._watched()}
-            self._loaded = self._load()
+            before = {(f.path, f.error.msg): f.since for f in self._loaded.faults}
+            self._loaded = self._load(before)
             for fault in self._loaded.faults:
-                log.warning("ignored %s: %s", fault.path, fault.error)
+                if (fault.path, fault.error.msg) not in before:
+                    log.warning("ignored %s: %s", fault.path, fault.error)
             settled = time.time_ns() - RACY_NS
             times = (max(mark.mtime_ns, mark.ctime_ns) for mark in marks.values() if mark)
             self._marks = marks if max(times, default=0) <= settled else {}
             return self._loaded
 
-    def _load(self) -> Loaded:
+    def _load(self, before: Mapping[tuple[str, str], float]) -> Loaded:
+        """Read everything; `before` tells since when the faults there were have lasted."""
         networks: dict[str, NetworkConfigList] = {}
         faults = []
+        now = time.time()
+
+        def note(path: str, name: str, error: CniError) -> None:
+            since = before.get((path, error.msg), now)
+            faults.append(Fault(path=path, name=name, error=error, since=since))
+
         for path in self._candidates():
             try:
                 network = read_network(path)
             except CniError as error:
-                faults.append(Fault(path=path, name=_peek_name(path), error=error))
+                note(path, _peek_name(path), error)
                 continue
             first = networks.setdefault(network.name, network)
             if first is not network:
                 hidden = InvalidConfig(f'network "{network.name}" is defined by {first.source}')
                 # Without a name: the one who asks for it gets the first.
-                faults.append(Fault(path=path, name="", error=hidden))
+                note(path, "", hidden)
         return Loaded(networks=tuple(networks.values()), faults=tuple(faults))
 
     def _candidates(self) -> Iterator[str]:

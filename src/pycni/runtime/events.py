@@ -19,7 +19,7 @@ import msgspec
 
 from pycni.runtime.attachments import Attachment, State, StoredError
 
-CAPACITY = 4096
+CAPACITY = 8192
 
 
 class Kind(enum.StrEnum):
@@ -29,12 +29,43 @@ class Kind(enum.StrEnum):
     NETWORK_DELETED = "NETWORK_DELETED"
     ATTACHMENT = "ATTACHMENT"
     ATTACHMENT_GONE = "ATTACHMENT_GONE"
+    NETWORK_READINESS = "NETWORK_READINESS"
+    SOURCE_BROKEN = "SOURCE_BROKEN"
+    SOURCE_MENDED = "SOURCE_MENDED"
+    LINK = "LINK"
+    ADDRESS = "ADDRESS"
+    LINKS_LOST = "LINKS_LOST"  # events of the kernel are missing; `message` says why
     PLUGIN_NOTICE = "PLUGIN_NOTICE"
     LOST = "LOST"
 
 
+class LinkChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A link of an attachment as the kernel has it now; `sandbox` is empty on the host."""
+
+    name: str
+    sandbox: str = ""
+    removed: bool = False
+    running: bool = False
+    up: bool = False
+    mtu: int = 0
+
+
+class AddressChange(msgspec.Struct, frozen=True, kw_only=True):
+    """An address of an attachment that came, or is gone."""
+
+    name: str
+    sandbox: str = ""
+    address: str
+    removed: bool = False
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened. `cursor` resumes a watch just behind it."""
+    """One thing that happened. `cursor` resumes a watch just behind it.
+
+    `detail` is what it happened to, as it was then: the Attachment (without its configuration), a
+    LinkChange, an AddressChange, a NetworkReadiness or a Fault of the conf directory. `missed` says
+    how many events a LOST one stands for.
+    """
 
     kind: Kind
     cursor: str = ""
@@ -49,6 +80,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     plugin_type: str = ""
     reason: str = ""
     message: str = ""
+    detail: object = None
+    missed: int = 0
 
 
 def about(attachment: Attachment) -> Event:
@@ -60,6 +93,7 @@ def about(attachment: Attachment) -> Event:
         ifname=attachment.ifname,
         state=attachment.state,
         error=attachment.error,
+        detail=msgspec.structs.replace(attachment, config=b""),
     )
 
 
@@ -128,7 +162,13 @@ class EventLog:
             )
             oldest = self._next - len(self._ring)
             if position < oldest:
-                lost = Event(kind=Kind.LOST, at=self._clock(), cursor=self._cursor(oldest - 1))
+                # Position 0 is that of a cursor that is not ours: nobody knows how many.
+                lost = Event(
+                    kind=Kind.LOST,
+                    at=self._clock(),
+                    cursor=self._cursor(oldest - 1),
+                    missed=oldest - position if position else 0,
+                )
                 return lost, oldest
             if position < self._next and not stopped():
                 return self._ring[position - oldest], position + 1

@@ -146,12 +146,12 @@ class InProcess:
 
     def run(self, plugin_type: str, request: Request, deadline: Deadline) -> bytes:
         """Call the verb in this thread."""
-        plugin = self._load(plugin_type)
+        plugin = self.get(plugin_type)
         return dispatch(plugin, request, host=self.host, delegate=self.delegate, deadline=deadline)
 
     def versions(self, plugin_type: str) -> tuple[str, ...]:
         """What the plugin's class says."""
-        return self._load(plugin_type).versions
+        return self.get(plugin_type).versions
 
     def types(self) -> list[str]:
         """The built-in types."""
@@ -159,12 +159,13 @@ class InProcess:
 
     def validate(self, plugin_type: str, config: bytes) -> tuple[str, ...]:
         """Have the plugin look at its typed configuration; its delegate is the IPAM plugin."""
-        plugin = self._load(plugin_type)
+        plugin = self.get(plugin_type)
         typed = parse_config(plugin, config)
         plugin.validate(typed)
         return (typed.ipam.type,) if typed.ipam.type else ()
 
-    def _load(self, plugin_type: str) -> Plugin[Any]:
+    def get(self, plugin_type: str) -> Plugin[Any]:
+        """The plugin; raise PluginNotFound."""
         if plugin_type in self._extra:
             return self._extra[plugin_type]
         if plugin_type not in plugins.KNOWN:
@@ -189,15 +190,18 @@ class Exec:
 
     def find(self, plugin_type: str) -> str | None:
         """The first regular file of that name in path order (SPEC L5), or None."""
+        return next(self.find_all(plugin_type), None)
+
+    def find_all(self, plugin_type: str) -> Iterator[str]:
+        """Every regular file of that name in path order."""
         PluginType.parse(plugin_type)
         for directory, suffix in itertools.product(self.path, SUFFIXES):
             candidate = os.path.join(directory, plugin_type + suffix)
             try:
                 if stat.S_ISREG(os.stat(candidate).st_mode):
-                    return candidate
+                    yield candidate
             except (OSError, ValueError):
                 continue
-        return None
 
     def has(self, plugin_type: str) -> bool:
         """Whether the path has such an executable."""
@@ -217,7 +221,7 @@ class Exec:
         found = os.stat(executable)
         key = (executable, found.st_mtime_ns, found.st_ino, found.st_size)
         if key not in self._versions:
-            self._versions[key] = self._ask_versions(plugin_type, executable)
+            self._versions[key] = self.ask_versions(plugin_type, executable)
         return self._versions[key]
 
     def types(self) -> list[str]:
@@ -242,7 +246,8 @@ class Exec:
             raise PluginNotFound(plugin_type, self.path, ())
         return executable
 
-    def _ask_versions(self, plugin_type: str, executable: str) -> tuple[str, ...]:
+    def ask_versions(self, plugin_type: str, executable: str) -> tuple[str, ...]:
+        """What the executable answers to VERSION now."""
         # Plugins built against an old skel refuse VERSION without these (libcni sends the same).
         request = Request(
             verb=Verb.VERSION,

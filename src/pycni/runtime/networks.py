@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -15,6 +16,7 @@ from pycni.model.config import NetworkConfigList
 from pycni.model.deadline import Deadline
 from pycni.model.names import NetworkName
 from pycni.runtime.attachments import AttachmentKey
+from pycni.runtime.confdir import Fault
 from pycni.runtime.errors import EtagMismatch, NetworkInUse, NetworkNotFound, NetworkReadOnly
 from pycni.runtime.events import Event, EventLog, Kind
 from pycni.runtime.locks import SharedLocks
@@ -40,14 +42,24 @@ class NetworkSource(Protocol):
         """Every network that can be read."""
         ...
 
+    def faults(self) -> Sequence[Fault]:
+        """What defines no usable network, and why."""
+        ...
+
+    def dropins(self, network: NetworkConfigList) -> Sequence[str]:
+        """The files whose plugins were appended to a network found here."""
+        ...
+
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """A network the node knows. `source` is the file it is defined in, empty for the store."""
+    """A network the node knows. `source` is the file it is defined in, empty for the store, and
+    `dropins` are the files that added plugins to it."""
 
     name: str
     config: NetworkConfigList
     etag: str
     source: str = ""
+    dropins: tuple[str, ...] = ()
     created: float = 0.0
     updated: float = 0.0
 
@@ -84,11 +96,16 @@ class Networks:
 
     def find(self, name: str) -> Network | None:
         """The network of that name, or None."""
-        stored = self._store.get_network(name)
+        stored = self.find_stored(name)
         if stored is not None:
-            return _from_store(stored)
+            return stored
         config = self._find_file(name)
-        return None if config is None else _from_source(config)
+        return None if config is None else self._from_source(config)
+
+    def find_stored(self, name: str) -> Network | None:
+        """The network of that name that was put, or None."""
+        stored = self._store.get_network(name)
+        return None if stored is None else _from_store(stored)
 
     def get(self, name: str) -> Network:
         """The network of that name; raise NetworkNotFound."""
@@ -102,10 +119,28 @@ class Networks:
         found: dict[str, Network] = {}
         for config in self._source.list() if self._source is not None else ():
             if not is_reference(config):
-                found[config.name] = _from_source(config)
+                found[config.name] = self._from_source(config)
         for stored in self._store.list_networks():
             found[stored.name] = _from_store(stored)
         return [found[name] for name in sorted(found)]
+
+    def faults(self) -> Sequence[Fault]:
+        """The files that define no usable network, or one that was put as well and so is hidden."""
+        if self._source is None:
+            return ()
+        faults = list(self._source.faults())
+        for config in self._source.list():
+            stored = self._store.get_network(config.name)
+            if stored is not None and not is_reference(config):
+                hidden = InvalidConfig(
+                    f'network "{config.name}" was put as well, which hides this file',
+                    hint="delete the network that was put, or remove the file",
+                )
+                fault = Fault(
+                    path=config.source, name=config.name, error=hidden, since=stored.updated
+                )
+                faults.append(fault)
+        return sorted(faults, key=lambda fault: fault.path)
 
     def put(
         self, data: bytes, *, etag: str | None = None, validate_only: bool = False
@@ -182,6 +217,20 @@ class Networks:
         _refuse_reference(network)
         return Network(name=network.name, config=network, etag="", source=network.source)
 
+    def _from_source(self, config: NetworkConfigList) -> Network:
+        assert self._source is not None
+        dropins = tuple(self._source.dropins(config))
+        times = [changed for file in (config.source, *dropins) if (changed := _changed(file))]
+        return Network(
+            name=config.name,
+            config=config,
+            etag=etag_of(config.resolved),
+            source=config.source,
+            dropins=dropins,
+            created=times[0] if times else 0.0,
+            updated=max(times, default=0.0),
+        )
+
     def _find_file(self, name: str) -> NetworkConfigList | None:
         config = self._source.find(name) if self._source is not None else None
         return None if config is None or is_reference(config) else config
@@ -221,7 +270,9 @@ def _network(config: NetworkConfigList, stored: StoredNetwork) -> Network:
     )
 
 
-def _from_source(config: NetworkConfigList) -> Network:
-    return Network(
-        name=config.name, config=config, etag=etag_of(config.resolved), source=config.source
-    )
+def _changed(path: str) -> float:
+    """When a file was changed; 0 if it is gone."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0

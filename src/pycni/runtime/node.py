@@ -105,7 +105,7 @@ class Node:
             retire=lambda network: runtime.retire(network, neighbours(network.name)),
             clock=clock,
         )
-        self.readiness = Readiness(runtime, clock=clock)
+        self.readiness = Readiness(runtime, events=self.events, clock=clock)
         self._held = contextlib.ExitStack()
 
     def on_close(self, release: Callable[[], object]) -> None:
@@ -549,7 +549,9 @@ class Node:
         self.store.delete_attachment(attachment.key)
         if self._cache is not None:
             self._cache.forget(attachment)
-        gone = msgspec.structs.replace(about(attachment), kind=Kind.ATTACHMENT_GONE, state=None)
+        gone = msgspec.structs.replace(
+            about(attachment), kind=Kind.ATTACHMENT_GONE, state=None, detail=None
+        )
         self.events.publish(gone)
 
     @contextlib.contextmanager

@@ -14,6 +14,7 @@ import msgspec
 
 from pycni.errors import CniError
 from pycni.model.deadline import Deadline
+from pycni.runtime.events import Event, EventLog, Kind
 from pycni.runtime.networks import Network
 from pycni.runtime.runtime import Condition, Runtime
 
@@ -48,8 +49,16 @@ class NetworkReadiness(msgspec.Struct, frozen=True, kw_only=True):
 class Readiness:
     """Asks plugins for their STATUS, at most once per `max_age_s` for each network."""
 
-    def __init__(self, runtime: Runtime, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        events: EventLog | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`events` are told when a network's readiness changes."""
         self._runtime = runtime
+        self._events = events
         self._clock = clock
         self._known: dict[tuple[str, str], NetworkReadiness] = {}
         self._lock = threading.Lock()
@@ -70,6 +79,10 @@ class Readiness:
             self._known[key] = answer
             while len(self._known) > REMEMBERED:
                 del self._known[next(iter(self._known))]
+        if self._events is not None and before is not None and before.ready != answer.ready:
+            self._events.publish(
+                Event(kind=Kind.NETWORK_READINESS, network=network.name, detail=answer)
+            )
         return answer
 
 

@@ -10,6 +10,7 @@ import pytest
 from pycni.errors import InvalidConfig
 from pycni.model.config import NetworkConfigList
 from pycni.model.names import NetworkName
+from pycni.runtime.confdir import Fault
 from pycni.runtime.errors import (
     EtagMismatch,
     NetworkInUse,
@@ -37,6 +38,14 @@ class Files:
     def list(self) -> Sequence[NetworkConfigList]:
         """The one network."""
         return [self.config]
+
+    def faults(self) -> Sequence[Fault]:
+        """Nothing is wrong."""
+        return ()
+
+    def dropins(self, network: NetworkConfigList) -> Sequence[str]:
+        """No drop-ins."""
+        return ()
 
 
 @pytest.fixture
