@@ -40,6 +40,10 @@ def serve(
     conf_dir: Annotated[
         str, typer.Option(help="Networks are read from here as well; empty: from nowhere.")
     ] = CONF_DIR,
+    types_dir: Annotated[
+        Path | None,
+        typer.Option(help="Message types of `extra` are read from descriptor sets in here."),
+    ] = None,
     cache_dir: Annotated[
         str, typer.Option(help="Results are also cached here as libcni does; empty: nowhere.")
     ] = CACHE_DIR,
@@ -102,6 +106,7 @@ def serve(
         shim_socket=Path(shim_socket) if shim_socket and unix else None,
         state_dir=state_dir,
         conf_dir=Path(conf_dir) if conf_dir else None,
+        types_dir=types_dir,
         cache_dir=Path(cache_dir) if cache_dir else None,
         plugin_path=tuple(part for part in plugin_path.split(os.pathsep) if part),
         listen=listen,

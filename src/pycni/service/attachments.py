@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -13,12 +13,15 @@ from pycni.errors import InvalidEnvironment
 from pycni.model import request as model
 from pycni.model.deadline import Deadline
 from pycni.model.names import ContainerId, IfName
-from pycni.runtime.attachments import AttachmentKey, AttachmentParams, State
+from pycni.runtime.attachments import Attachment, AttachmentKey, State, parse_page_token
+from pycni.runtime.link_changes import LinkChanges
+from pycni.runtime.networks import parse_network
 from pycni.runtime.node import Node
 from pycni.runtime.outcomes import Added, GcTarget, Join
 from pycni.runtime.runtime import Step
 from pycni.runtime.store import AttachmentFilter
-from pycni.service import configs, views, wire
+from pycni.service import params, views, watches, wire
+from pycni.service.configs import Configs
 from pycni.service.pb.cni.v2alpha1 import (
     attachments_pb2,
     attachments_pb2_grpc,
@@ -30,46 +33,54 @@ from pycni.service.pb.cni.v2alpha1 import (
 class AttachmentsService(attachments_pb2_grpc.AttachmentsServicer):
     """Answers for the node's attachments; see attachments.proto for what each call promises."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, configs: Configs, links: LinkChanges) -> None:
         self._node = node
+        self._configs = configs
+        self._links = links
 
     def Add(
         self, request: attachments_pb2.AddRequest, context: grpc.ServicerContext
     ) -> attachments_pb2.AddResponse:
         """Attach; the caller's deadline or departure stops it and starts the clean-up."""
         cleanup = request.cleanup_on_failure if request.HasField("cleanup_on_failure") else None
-        added = self._node.add(
-            configs.parse_ref(request.network),
-            _params(request),
-            cleanup_on_failure=cleanup,
-            replace=request.replace,
-            validate_only=request.validate_only,
-            deadline=self._deadline(context),
-        )
+        with params.concerning(_ref_key(request), request):
+            added = self._node.add(
+                self._configs.parse_ref(request.network),
+                params.parse_params(request),
+                cleanup_on_failure=cleanup,
+                replace=request.replace,
+                validate_only=request.validate_only,
+                deadline=self._deadline(context),
+            )
         return _added(added)
 
     def Del(
         self, request: attachments_pb2.DelRequest, context: grpc.ServicerContext
     ) -> attachments_pb2.DelResponse:
         """Detach; runs to its end even if the caller goes away."""
-        deleted = self._node.delete(
-            self._ref_for_delete(request.network),
-            _params(request),
-            continue_on_error=not request.stop_on_error,
-        )
+        with params.concerning(_ref_key(request), request):
+            deleted = self._node.delete(
+                self._ref_for_delete(request.network),
+                params.parse_params(request),
+                continue_on_error=not request.stop_on_error,
+            )
         return attachments_pb2.DelResponse(existed=deleted.existed, steps=_steps(deleted.steps))
 
     def Check(
         self, request: attachments_pb2.CheckRequest, context: grpc.ServicerContext
     ) -> attachments_pb2.CheckResponse:
         """Verify that an attachment is as its Add left it."""
-        outcome = self._node.check(_key(request), deadline=self._deadline(context))
+        key = _key(request)
+        with params.concerning(key):
+            outcome = self._node.check(key, deadline=self._deadline(context))
         return attachments_pb2.CheckResponse(skipped=outcome.skipped, steps=_steps(outcome.steps))
 
     def List(
         self, request: attachments_pb2.ListAttachmentsRequest, context: grpc.ServicerContext
     ) -> attachments_pb2.ListAttachmentsResponse:
         """Attachments that match all filters, a page at a time."""
+        with params.field("page_token"):
+            parse_page_token(request.page_token)
         matching = AttachmentFilter(
             network=request.network,
             container_id=request.container_id,
@@ -80,7 +91,7 @@ class AttachmentsService(attachments_pb2_grpc.AttachmentsServicer):
         full = request.view == attachments_pb2.ATTACHMENT_VIEW_FULL
         return attachments_pb2.ListAttachmentsResponse(
             attachments=[
-                views.attachment_message(attachment, with_config=full)
+                views.attachment_message(attachment, self._config(attachment) if full else None)
                 for attachment in page.attachments
             ],
             next_page_token=page.next_page_token,
@@ -90,13 +101,19 @@ class AttachmentsService(attachments_pb2_grpc.AttachmentsServicer):
         self, request: attachments_pb2.GetAttachmentRequest, context: grpc.ServicerContext
     ) -> attachments_pb2.Attachment:
         """One attachment with its configuration."""
-        return views.attachment_message(self._node.get(_key(request)), with_config=True)
+        key = _key(request)
+        with params.concerning(key):
+            attachment = self._node.get(key)
+        return views.attachment_message(attachment, self._config(attachment))
 
     def Gc(
         self, request: attachments_pb2.GcRequest, context: grpc.ServicerContext
     ) -> attachments_pb2.GcResponse:
         """Remove what belongs to no valid attachment."""
-        targets = [_gc_target(target) for target in request.networks] or None
+        targets = [
+            self._gc_target(target, f"networks[{index}]")
+            for index, target in enumerate(request.networks)
+        ] or None
         collected = self._node.gc(
             targets, validate_only=request.validate_only, deadline=self._deadline(context)
         )
@@ -116,31 +133,64 @@ class AttachmentsService(attachments_pb2_grpc.AttachmentsServicer):
         self, request: attachments_pb2.AttachAllRequest, context: grpc.ServicerContext
     ) -> attachments_pb2.AttachAllResponse:
         """All interfaces of one container, or none."""
-        joins = [
-            Join(
-                network=configs.parse_ref(interface.network),
-                params=_params(interface, container_id=request.container_id, netns=request.netns),
-            )
-            for interface in request.interfaces
-        ]
-        added = self._node.attach_all(request.container_id, joins, deadline=self._deadline(context))
+        joins = []
+        for index, interface in enumerate(request.interfaces):
+            where = f"interfaces[{index}]."
+            key = _ref_key(interface, container_id=request.container_id)
+            with params.concerning(key, interface, where=where):
+                network = self._configs.parse_ref(interface.network, where=f"{where}network")
+                given = params.parse_params(
+                    interface,
+                    container_id=request.container_id,
+                    netns=request.netns,
+                    where=where,
+                )
+                joins.append(Join(network=network, params=given))
+        with params.concerning(AttachmentKey("", request.container_id, "")):
+            deadline = self._deadline(context)
+            added = self._node.attach_all(request.container_id, joins, deadline=deadline)
         return attachments_pb2.AttachAllResponse(interfaces=[_added(one) for one in added])
 
     def DetachAll(
         self, request: attachments_pb2.DetachAllRequest, context: grpc.ServicerContext
     ) -> attachments_pb2.DetachAllResponse:
         """Everything of one container, last attached first."""
-        detached = self._node.detach_all(request.container_id, netns=request.netns)
+        with params.concerning(AttachmentKey("", request.container_id, "")):
+            with params.field("container_id"):
+                ContainerId.parse(request.container_id)
+            detached = self._node.detach_all(request.container_id, netns=request.netns)
         return attachments_pb2.DetachAllResponse(
             detached=[views.key_message(key) for key in detached]
         )
+
+    def Watch(
+        self, request: attachments_pb2.WatchAttachmentsRequest, context: grpc.ServicerContext
+    ) -> Iterator[attachments_pb2.AttachmentEvent]:
+        """Transitions of attachments, changes of their links and addresses, plugins' notices."""
+        with self._links.watched():
+            yield from watches.watch_attachments(self._node, request, context)
+
+    def _config(self, attachment: Attachment) -> config_pb2.NetworkConfig:
+        return self._configs.view(parse_network(attachment.config, attachment.source))
+
+    def _gc_target(self, target: attachments_pb2.GcNetwork, where: str) -> GcTarget:
+        valid: frozenset[model.Attachment] | None = None
+        if target.HasField("valid_attachments"):  # absent is not empty
+            listed = set()
+            for index, one in enumerate(target.valid_attachments.attachments):
+                with params.field(f"{where}.valid_attachments.attachments[{index}]"):
+                    container_id = ContainerId.parse(one.container_id)
+                    listed.add(model.Attachment(container_id, IfName.parse(one.ifname)))
+            valid = frozenset(listed)
+        network = self._configs.parse_ref(target.network, where=f"{where}.network")
+        return GcTarget(network=network, valid=valid)
 
     def _ref_for_delete(self, ref: config_pb2.NetworkRef) -> Any:
         """A known attachment needs only the name, so a broken inline configuration will do."""
         inline = ref.WhichOneof("ref") == "inline"
         if inline and ref.inline.name and not ref.inline.json and not ref.inline.plugins:
             return ref.inline.name
-        return configs.parse_ref(ref)
+        return self._configs.parse_ref(ref)
 
     def _deadline(self, context: grpc.ServicerContext) -> Deadline:
         """The caller's deadline, at most the node's own, ended by the caller's departure."""
@@ -151,16 +201,11 @@ class AttachmentsService(attachments_pb2_grpc.AttachmentsServicer):
         return deadline
 
 
-def _params(request: Any, *, container_id: str = "", netns: str = "") -> AttachmentParams:
-    """What an Add, a Del or one interface of an AttachAll says of the attachment."""
-    return AttachmentParams(
-        container_id=container_id or getattr(request, "container_id", ""),
-        netns=netns or getattr(request, "netns", ""),
-        ifname=request.ifname,
-        cni_args=tuple((arg.key, arg.value) for arg in request.cni_args),
-        capability_args=views.parse_capability_args(request.capability_args),
-        labels=dict(getattr(request, "labels", {})),
-    )
+def _ref_key(request: Any, *, container_id: str = "") -> AttachmentKey:
+    """The attachment a request is about, as far as it says so."""
+    network = request.network.name or request.network.inline.name
+    container_id = container_id or getattr(request, "container_id", "")
+    return AttachmentKey(network, container_id, request.ifname)
 
 
 def _key(request: Any) -> AttachmentKey:
@@ -168,21 +213,14 @@ def _key(request: Any) -> AttachmentKey:
 
 
 def _state(value: int) -> State:
-    name = attachments_pb2.AttachmentState.Name(value)  # type: ignore[arg-type]  # an int on the wire
+    names = attachments_pb2.AttachmentState.items()
+    name = next((name for name, number in names if number == value), str(value))
     try:
         return State(name.removeprefix("ATTACHMENT_STATE_"))
     except ValueError:
-        raise InvalidEnvironment(f"states: {name} is not a state to filter by") from None
-
-
-def _gc_target(target: attachments_pb2.GcNetwork) -> GcTarget:
-    valid: frozenset[model.Attachment] | None = None
-    if target.HasField("valid_attachments"):  # absent is not empty
-        valid = frozenset(
-            model.Attachment(ContainerId.parse(one.container_id), IfName.parse(one.ifname))
-            for one in target.valid_attachments.attachments
-        )
-    return GcTarget(network=configs.parse_ref(target.network), valid=valid)
+        error = InvalidEnvironment(f"states: {name} is not a state to filter by")
+        error.field = "states"
+        raise error from None
 
 
 def _added(added: Added) -> attachments_pb2.AddResponse:

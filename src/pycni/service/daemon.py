@@ -32,6 +32,7 @@ from pycni.service.operations import Operations
 from pycni.service.relay import Relay
 from pycni.service.server import Server
 from pycni.service.tls import DEFAULT_ADDRESS, TlsFiles
+from pycni.service.types import Types
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     shim_socket: Path | None = DEFAULT_SHIM_SOCKET
     state_dir: Path = Path(DEFAULT_STATE_DIR)
     conf_dir: Path | None = DEFAULT_CONF_DIR
+    types_dir: Path | None = None
     cache_dir: Path | None = None
     plugin_path: tuple[str, ...] = DEFAULT_PLUGIN_PATH
     read_only_socket: Path | None = None
@@ -78,7 +80,16 @@ def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> No
         daemons = Daemons(Operations(), file=settings.state_dir / DAEMONS)
         node = _open(settings, daemons)
         closing.callback(node.close)
-        server = Server(node, daemons=daemons, rates=settings.rates)
+        types = Types()
+        if settings.types_dir is not None:
+            types.load_directory(settings.types_dir)
+        server = Server(
+            node,
+            daemons=daemons,
+            types=types,
+            conf_dir=str(settings.conf_dir or ""),
+            rates=settings.rates,
+        )
         relays = [
             Relay(listeners[name], target)
             for name, target in _listen(server, settings, listeners, closing)

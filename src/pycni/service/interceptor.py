@@ -120,6 +120,9 @@ class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic onl
                 return handler  # health's Watch: it needs no thread, and hides nothing
             wrapped = self._stream(handler.unary_stream, method)
             return grpc.unary_stream_rpc_method_handler(wrapped, *serializers)
+        if handler.stream_unary:
+            wrapped = self._unary_reply(handler.stream_unary, method)
+            return grpc.stream_unary_rpc_method_handler(wrapped, *serializers)
         wrapped = self._stream(handler.stream_stream, method)
         return grpc.stream_stream_rpc_method_handler(wrapped, *serializers)
 
@@ -137,10 +140,24 @@ class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic onl
             call.experimental_thread_pool = self._delegate_threads  # type: ignore[attr-defined]  # grpc reads it
         return call
 
+    def _unary_reply(self, handler: Handler, method: str) -> Handler:
+        def call(requests: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                self._admit(method, context)
+                with self._place():
+                    return handler(requests, context)
+            except Exception as exc:  # noqa: BLE001 - service boundary: every failure is a status
+                _fail(exc, method, context)
+
+        call.experimental_thread_pool = self._stream_threads  # type: ignore[attr-defined]  # grpc reads it
+        return call
+
     def _stream(self, handler: Handler, method: str) -> Handler:
         def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             try:
                 self._admit(method, context)
+                if hasattr(request, "ByteSize"):  # else it is a stream too
+                    _check_size(request)
                 with self._place():
                     yield from handler(request, context)
             except Exception as exc:  # noqa: BLE001 - service boundary: every failure is a status

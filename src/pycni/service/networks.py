@@ -3,14 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import grpc
 
-from pycni.errors import CniError, InvalidEnvironment
-from pycni.model.config import NetworkConfigList
+from pycni.errors import CniError
+from pycni.model.deadline import Deadline
+from pycni.model.names import NetworkName
 from pycni.runtime.errors import NetworkNotFound
 from pycni.runtime.networks import Network
+from pycni.runtime.news import News
 from pycni.runtime.node import Node
-from pycni.service import configs, views, wire
+from pycni.runtime.readiness import MAX_AGE_S
+from pycni.service import findings, views, watches, wire
+from pycni.service.configs import Configs
+from pycni.service.params import field
 from pycni.service.pb.cni.v2alpha1 import networks_pb2, networks_pb2_grpc
 
 MAX_PAGE = 500
@@ -19,8 +27,10 @@ MAX_PAGE = 500
 class NetworksService(networks_pb2_grpc.NetworksServicer):
     """Answers for the node's networks; see networks.proto for what each call promises."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, configs: Configs, news: News) -> None:
         self._node = node
+        self._configs = configs
+        self._news = news
 
     def List(
         self, request: networks_pb2.ListNetworksRequest, context: grpc.ServicerContext
@@ -37,40 +47,47 @@ class NetworksService(networks_pb2_grpc.NetworksServicer):
         return networks_pb2.ListNetworksResponse(
             networks=[self._message(network) for network in page],
             next_page_token=page[-1].name if len(networks) > size else "",
+            broken=self._broken(),
         )
 
     def Get(
         self, request: networks_pb2.GetNetworkRequest, context: grpc.ServicerContext
     ) -> networks_pb2.Network:
         """One network."""
-        return self._message(self._node.networks.get(request.name))
+        with _about(request.name):
+            return self._message(self._node.networks.get(request.name))
 
     def Put(
         self, request: networks_pb2.PutNetworkRequest, context: grpc.ServicerContext
     ) -> networks_pb2.PutNetworkResponse:
         """Create or replace one."""
-        config = configs.parse_config(request.config)
-        outcome = self._node.networks.put(
-            config.json,
-            etag=request.etag if request.HasField("etag") else None,
-            validate_only=request.validate_only,
-        )
+        config = self._configs.parse(request.config, where="config")
+        with _about(config.name):
+            outcome = self._node.networks.put(
+                config.json,
+                etag=request.etag if request.HasField("etag") else None,
+                validate_only=request.validate_only,
+            )
         return networks_pb2.PutNetworkResponse(
             network=self._message(outcome.network),
             created=outcome.created,
             unchanged=outcome.unchanged,
+            warnings=findings.warnings(outcome.network.config),
         )
 
     def Delete(
         self, request: networks_pb2.DeleteNetworkRequest, context: grpc.ServicerContext
     ) -> networks_pb2.DeleteNetworkResponse:
         """Delete one that was put."""
-        remaining = self._node.networks.delete(
-            request.name,
-            etag=request.etag or None,
-            force=request.force,
-            validate_only=request.validate_only,
-        )
+        with _about(request.name):
+            with field("name"):
+                NetworkName.parse(request.name)
+            remaining = self._node.networks.delete(
+                request.name,
+                etag=request.etag or None,
+                force=request.force,
+                validate_only=request.validate_only,
+            )
         return networks_pb2.DeleteNetworkResponse(
             remaining=[views.key_message(key) for key in remaining]
         )
@@ -79,37 +96,77 @@ class NetworksService(networks_pb2_grpc.NetworksServicer):
         self, request: networks_pb2.ValidateNetworkRequest, context: grpc.ServicerContext
     ) -> networks_pb2.ValidateNetworkResponse:
         """Say what is wrong with a definition; faults are data."""
-        if request.network.WhichOneof("ref") is None:
-            raise InvalidEnvironment("network: neither name nor inline is set")
         response = networks_pb2.ValidateNetworkResponse()
         try:
-            ref = configs.parse_ref(request.network)
+            ref = self._configs.parse_ref(request.network)
             network = self._node.networks.resolve(ref).config
-            response.config.CopyFrom(views.config_message(network))
+            response.config.CopyFrom(self._configs.view(network))
             response.capabilities.extend(sorted(network.capabilities))
+            self._configs.check(network)
             faults = self._node.runtime.find_faults(network)
-        except NetworkNotFound:
+        except NetworkNotFound as error:
+            error.network, error.field = request.network.name, "network.name"
             raise
         except CniError as error:
+            if request.network.WhichOneof("ref") is None:
+                raise
             faults = [error]
-        for fault in faults:
-            response.findings.add(
-                severity=networks_pb2.SEVERITY_ERROR,
-                path=_path(fault),
-                error=wire.error_message(fault),
-            )
+        else:
+            response.findings.extend(findings.warnings(network))
+        errors = [findings.finding(networks_pb2.SEVERITY_ERROR, fault) for fault in faults]
+        response.findings.extend(errors)
+        response.findings.sort(key=lambda finding: finding.error.plugin_index)
         response.valid = not faults
         return response
 
+    def Status(
+        self, request: networks_pb2.NetworkStatusRequest, context: grpc.ServicerContext
+    ) -> networks_pb2.NetworkStatusResponse:
+        """Whether networks can serve Add; what the plugins say is data."""
+        max_age_s = MAX_AGE_S
+        if request.HasField("max_age"):
+            max_age_s = request.max_age.seconds + request.max_age.nanos / 1e9
+        deadline = Deadline(min(self._node.limits.call_timeout_s, context.time_remaining()))
+        if not context.add_callback(deadline.cancel):
+            deadline.cancel()
+        statuses = [
+            views.network_status(
+                self._node.readiness.get(network, max_age_s=max_age_s, deadline=deadline)
+            )
+            for network in self._asked_about(request)
+        ]
+        return networks_pb2.NetworkStatusResponse(networks=statuses, broken=self._broken())
+
+    def Watch(
+        self, request: networks_pb2.WatchNetworksRequest, context: grpc.ServicerContext
+    ) -> Iterator[networks_pb2.NetworkEvent]:
+        """Changes of definitions and of readiness."""
+        with self._news.watched():
+            yield from watches.watch_networks(self._node, request, context, self._message)
+
+    def _asked_about(self, request: networks_pb2.NetworkStatusRequest) -> list[Network]:
+        if not request.networks:
+            return self._node.networks.list()
+        found = []
+        for index, ref in enumerate(request.networks):
+            network = self._configs.parse_ref(ref, where=f"networks[{index}]")
+            with _about(network if isinstance(network, str) else network.name):
+                with field(f"networks[{index}]"):
+                    found.append(self._node.networks.resolve(network))
+        return found
+
+    def _broken(self) -> list[networks_pb2.BrokenSource]:
+        return [views.broken_source(fault) for fault in self._node.networks.faults()]
+
     def _message(self, network: Network) -> networks_pb2.Network:
-        config: NetworkConfigList = network.config
         return networks_pb2.Network(
             name=network.name,
-            config=views.config_message(config),
+            config=self._configs.view(network.config),
             etag=network.etag,
             source=_source(network),
-            source_path=network.source,
-            capabilities=sorted(config.capabilities),
+            source_path=wire.text(network.source),
+            dropin_paths=map(wire.text, network.dropins),
+            capabilities=sorted(network.config.capabilities),
             attachment_count=self._node.store.count_attachments(network.name),
             create_time=views.timestamp(network.created),
             update_time=views.timestamp(network.updated),
@@ -122,7 +179,11 @@ def _source(network: Network) -> networks_pb2.NetworkSource.ValueType:
     return networks_pb2.NETWORK_SOURCE_STORE
 
 
-def _path(error: CniError) -> str:
-    """The JSON path a configuration fault begins with, or nothing."""
-    path, colon, _ = error.msg.partition(": ")
-    return path if colon and " " not in path else ""
+@contextlib.contextmanager
+def _about(name: str) -> Iterator[None]:
+    """Write on a passing error which network it concerns."""
+    try:
+        yield
+    except CniError as error:
+        error.network = error.network or name
+        raise

@@ -12,13 +12,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pycni.errors import IOFailure
+from pycni.runtime.link_changes import LinkChanges
+from pycni.runtime.news import News
 from pycni.runtime.node import Node
 from pycni.service import sockets
 from pycni.service.access import DEFAULT_RATES, Policy, Rates, Role, Roles
 from pycni.service.attachments import AttachmentsService
+from pycni.service.configs import Configs
 from pycni.service.daemons import Daemons
 from pycni.service.interceptor import MAX_MESSAGE_BYTES, Boundary, Gate
 from pycni.service.networks import NetworksService
+from pycni.service.node import NodeService
 from pycni.service.operations import Operations
 from pycni.service.pb.cni.v2alpha1 import (
     attachments_pb2,
@@ -33,6 +37,7 @@ from pycni.service.pb.cni.v2alpha1 import (
 )
 from pycni.service.registry import DelegateService, RegistryService
 from pycni.service.tls import TlsFiles
+from pycni.service.types import Types
 
 WORKERS = 64
 READ_ONLY_WORKERS = 16  # of their own: readers never keep administrators waiting
@@ -57,19 +62,28 @@ class Server:
         node: Node,
         *,
         daemons: Daemons | None = None,
+        types: Types | None = None,
+        conf_dir: str = "",
         workers: int = WORKERS,
         rates: Rates = DEFAULT_RATES,
     ) -> None:
-        """`daemons` are those the node was opened with; without them none can register usefully."""
+        """`daemons` are those the node was opened with; without them none can register usefully.
+
+        `types` are the message types that are known already, `conf_dir` is what to tell of it.
+        """
         self._daemons = daemons or Daemons(Operations())
         self._workers = workers
         self._rates = rates
         self._gate = Gate()
         self._health = health.HealthServicer()
-        self._networks = NetworksService(node)
-        self._attachments = AttachmentsService(node)
-        self._node = node_pb2_grpc.NodeServicer()
-        self._registry = RegistryService(node, self._daemons)
+        types = types or Types()
+        configs = Configs(types)
+        self._news = News(node)
+        self._links = LinkChanges(node)
+        self._networks = NetworksService(node, configs, self._news)
+        self._attachments = AttachmentsService(node, configs, self._links)
+        self._node = NodeService(node, types, self._daemons, conf_dir=conf_dir)
+        self._registry = RegistryService(node, self._daemons, types)
         self._delegate = DelegateService(node, self._daemons)
         self._servers: list[grpc.Server] = []
 
@@ -100,6 +114,7 @@ class Server:
 
     def start(self, *, ready: bool = True) -> None:
         """Serve, and say that the node is live; also that it is `ready`, or leave that for now."""
+        self._news.start()
         for server in self._servers:
             server.start()
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -123,6 +138,8 @@ class Server:
         self.retire()
         self._gate.wait(grace_s)
         self._daemons.close()
+        self._news.stop()
+        self._links.stop()
         for stopped in [server.stop(STREAM_GRACE_S) for server in self._servers]:
             stopped.wait()
 

@@ -31,7 +31,6 @@ from pycni.service.pb.pycni.plugins import v1
 
 log = logging.getLogger(__name__)
 
-PLUGINS_PACKAGE = "pycni.plugins.v1"
 URL = "type.googleapis.com/"
 SUFFIXES = (".binpb", ".pb", ".desc", ".protoset")
 OURS = ("google/protobuf/", "pycni/plugins/v1/", "cni/v2alpha1/")
@@ -103,11 +102,6 @@ class Types:
                 log.error("types of %s are not registered: %s", path, error)
             else:
                 log.info("registered types from=%s added=%s", path, ",".join(added))
-
-
-def typed_config(plugin_type: str) -> str:
-    """The full name that a built-in plugin's typed configuration has, or would have."""
-    return f"{PLUGINS_PACKAGE}.{''.join(word.title() for word in plugin_type.split('-'))}"
 
 
 def _builtin_types() -> Iterator[tuple[str, MessageClass]]:
