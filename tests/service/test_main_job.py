@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from pycni.client import Client
 from pycni.errors import CniError, InvalidConfig, InvalidEnvironment, InvalidNetns
 from pycni.kernel.netns import Netns, remove_named
 from pycni.service import wire
@@ -27,99 +26,26 @@ from pycni.service.pb.cni.v2alpha1 import (
     attachments_pb2,
     config_pb2,
     networks_pb2,
-    params_pb2,
 )
 from pycni.testing.world import snapshot
-from tests.fix_netns import run_in
+from tests.service_host import Service
 
 pytestmark = [pytest.mark.root, pytest.mark.nft]
 
-EDGE = Path(__file__).parents[2] / "deploy/networks/edge.json"
 MB = 1024 * 1024
 
 
-class Node:
-    """A service on a host of its own, and a client of it."""
-
-    def __init__(self, host: Netns, directory: Path) -> None:
-        self.host = host
-        self.directory = directory
-        self.socket = directory / "cni.sock"
-        self.leases = directory / "leases"
-        command = [
-            sys.executable, "-m", "pycni.cli.main", "--socket", str(self.socket), "serve",
-            "--state-dir", str(directory / "state"), "--shim-socket", "",
-            "--conf-dir", str(directory / "net.d"), "--cache-dir", str(directory / "cache"),
-        ]  # fmt: skip
-        self.process = host.run(lambda: subprocess.Popen(command, stderr=subprocess.DEVNULL))
-        self.client = Client(str(self.socket))
-        grpc.channel_ready_future(self.client.channel).result(20)
-
-    def config(self, **bridge: Any) -> dict[str, Any]:
-        """`edge` with its state below the test's directory."""
-        config: dict[str, Any] = json.loads(EDGE.read_text())
-        config["plugins"][0]["ipam"]["dataDir"] = str(self.leases)
-        config["plugins"][1]["dataDir"] = str(self.directory / "tuning")
-        config["plugins"][0] |= bridge
-        return config
-
-    def put(self, config: dict[str, Any]) -> None:
-        """Put a network."""
-        message = config_pb2.NetworkConfig(json=json.dumps(config).encode())
-        self.client.networks.Put(networks_pb2.PutNetworkRequest(config=message))
-
-    def add(self, container_id: str, netns: str, **more: Any) -> attachments_pb2.AddResponse:
-        """Add to `edge`."""
-        ports = more.pop("ports", None)
-        if ports is not None:
-            document = {"portMappings": json.dumps(ports).encode()}
-            more["capability_args"] = params_pb2.CapabilityArgs(json=document)
-        request = attachments_pb2.AddRequest(
-            network=config_pb2.NetworkRef(name=more.pop("network", "edge")),
-            container_id=container_id,
-            netns=netns,
-            ifname=more.pop("ifname", "eth0"),
-            **more,
-        )
-        return self.client.attachments.Add(request)
-
-    def delete(self, container_id: str) -> attachments_pb2.DelResponse:
-        """Delete from `edge`."""
-        return self.client.attachments.Del(
-            attachments_pb2.DelRequest(
-                network=config_pb2.NetworkRef(name="edge"),
-                container_id=container_id,
-                ifname="eth0",
-            )
-        )
-
-    def held(self) -> list[str]:
-        """The addresses that are leased."""
-        names = [entry.name for entry in self.leases.glob("edge/*")]
-        return [name for name in names if name != "lock" and not name.startswith("last_")]
-
-    def stop(self) -> None:
-        """End the client, then the service."""
-        self.client.close()
-        self.process.terminate()
-        assert 0 == self.process.wait(40)
-
-
 @pytest.fixture
-def node(host: Netns, tmp_path: Path) -> Iterator[Node]:
+def node(service: Service) -> Service:
     """A running service; forwarding was on before it, as on any node that routes."""
-    node = Node(host, tmp_path)
-    yield node
-    node.stop()
-    for name in ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"):
-        run_in(host, "sysctl", "-qw", f"{name}=0")
+    return service
 
 
-def attachments(node: Node) -> list[attachments_pb2.Attachment]:
-    return list(node.client.attachments.List(attachments_pb2.ListAttachmentsRequest()).attachments)
+def attachments(node: Service) -> list[attachments_pb2.Attachment]:
+    return node.attachments()
 
 
-def test_the_life_of_an_attachment(node: Node, make_netns: Callable[..., Netns]) -> None:
+def test_the_life_of_an_attachment(node: Service, make_netns: Callable[..., Netns]) -> None:
     """Add, replay, Check, List, Get, Del, Del again; then the network goes and all is as before."""
     node.put(node.config())
     container = make_netns("c1")
@@ -143,7 +69,7 @@ def test_the_life_of_an_attachment(node: Node, make_netns: Callable[..., Netns])
     node.client.networks.Delete(networks_pb2.DeleteNetworkRequest(name="edge"))
 
 
-def test_other_parameters_are_a_conflict(node: Node, make_netns: Callable[..., Netns]) -> None:
+def test_other_parameters_are_a_conflict(node: Service, make_netns: Callable[..., Netns]) -> None:
     """A second Add that asks for something else is ALREADY_EXISTS and changes nothing."""
     node.put(node.config())
     container = make_netns("c1")
@@ -156,7 +82,7 @@ def test_other_parameters_are_a_conflict(node: Node, make_netns: Callable[..., N
     node.client.networks.Delete(networks_pb2.DeleteNetworkRequest(name="edge"))
 
 
-def test_a_network_in_use_is_not_deleted(node: Node, make_netns: Callable[..., Netns]) -> None:
+def test_a_network_in_use_is_not_deleted(node: Service, make_netns: Callable[..., Netns]) -> None:
     """The refusal names the attachments; afterwards the network can go."""
     node.put(node.config())
     node.add("c1", make_netns("c1").path)
@@ -168,7 +94,7 @@ def test_a_network_in_use_is_not_deleted(node: Node, make_netns: Callable[..., N
 
 
 def test_del_frees_everything_when_the_namespace_is_gone(
-    node: Node, make_netns: Callable[..., Netns]
+    node: Service, make_netns: Callable[..., Netns]
 ) -> None:
     """Address, rules and host link go although nobody can look into the container."""
     node.put(node.config())
@@ -180,9 +106,9 @@ def test_del_frees_everything_when_the_namespace_is_gone(
     node.client.networks.Delete(networks_pb2.DeleteNetworkRequest(name="edge"))
 
 
-def test_the_conf_dir_is_a_source_of_networks(node: Node) -> None:
+def test_the_conf_dir_is_a_source_of_networks(node: Service) -> None:
     """A file that appears is a network; a broken one hides nobody."""
-    directory = node.directory / "net.d"
+    directory = node.conf_dir
     directory.mkdir()
     config = node.config() | {"name": "filed"}
     (directory / "10-filed.conflist").write_text(json.dumps(config))
@@ -211,7 +137,7 @@ BAD_NETWORKS = {
 
 
 @pytest.mark.parametrize("name", BAD_NETWORKS)
-def test_a_bad_network_is_refused(node: Node, name: str) -> None:
+def test_a_bad_network_is_refused(node: Service, name: str) -> None:
     """With the class and the JSON path of the fault; it is not stored."""
     keys, kind, words = BAD_NETWORKS[name]
     with pytest.raises(kind, match=words):
@@ -219,7 +145,7 @@ def test_a_bad_network_is_refused(node: Node, name: str) -> None:
     assert not node.client.networks.List(networks_pb2.ListNetworksRequest()).networks
 
 
-def test_an_unknown_plugin_and_an_unsupported_version(node: Node) -> None:
+def test_an_unknown_plugin_and_an_unsupported_version(node: Service) -> None:
     """The plugin that is missing is named, and the version that nobody speaks."""
     unknown = node.config()
     unknown["plugins"].append({"type": "warp-drive"})
@@ -250,7 +176,9 @@ BAD_ADDS: dict[str, tuple[dict[str, Any], type[CniError], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_ADDS)
-def test_a_bad_add_leaves_nothing(node: Node, make_netns: Callable[..., Netns], name: str) -> None:
+def test_a_bad_add_leaves_nothing(
+    node: Service, make_netns: Callable[..., Netns], name: str
+) -> None:
     """The fault is found before anything is made: no lease, no attachment, no link."""
     keys, kind, words = BAD_ADDS[name]
     node.put(node.config())
@@ -262,7 +190,9 @@ def test_a_bad_add_leaves_nothing(node: Node, make_netns: Callable[..., Netns], 
     assert [] == before.diff(snapshot(node.host))
 
 
-def test_an_exhausted_range_and_a_taken_port(node: Node, make_netns: Callable[..., Netns]) -> None:
+def test_an_exhausted_range_and_a_taken_port(
+    node: Service, make_netns: Callable[..., Netns]
+) -> None:
     """What the first attachment holds is refused to the second, which leaves nothing."""
     config = node.config()
     config["plugins"][0]["ipam"] = {
@@ -290,7 +220,7 @@ def test_an_exhausted_range_and_a_taken_port(node: Node, make_netns: Callable[..
     node.client.networks.Delete(networks_pb2.DeleteNetworkRequest(name="edge"))
 
 
-def test_a_request_of_65_mb_is_refused(node: Node) -> None:
+def test_a_request_of_65_mb_is_refused(node: Service) -> None:
     """With a CniError that names the limit; the service lives on."""
     message = config_pb2.NetworkConfig(json=b'{"x": "' + b"x" * (65 * MB) + b'"}')
     with pytest.raises(CniError, match="bytes and 16777216 are allowed") as caught:
@@ -299,7 +229,7 @@ def test_a_request_of_65_mb_is_refused(node: Node) -> None:
     node.client.networks.List(networks_pb2.ListNetworksRequest())
 
 
-def test_every_method_that_reflection_shows_answers(node: Node) -> None:
+def test_every_method_that_reflection_shows_answers(node: Service) -> None:
     """An empty request is answered, or refused with a CniError; no status without one."""
     channel = node.client._channel
     database = ProtoReflectionDescriptorDatabase(channel)
@@ -336,7 +266,7 @@ def _call(channel: grpc.Channel, method: Any) -> None:
     assert failure is None or wire.find_error(failure) is not None, (path, failure)
 
 
-def test_the_socket_is_the_owners_alone(node: Node) -> None:
+def test_the_socket_is_the_owners_alone(node: Service) -> None:
     """Mode 0600, and the state directory 0700."""
     assert 0o600 == os.stat(node.socket).st_mode & 0o777
     assert 0o700 == os.stat(node.directory / "state").st_mode & 0o777
