@@ -15,6 +15,7 @@ a part that may be absent is a `Raw` with a default, never `Raw | None`, which m
 from __future__ import annotations
 
 import re
+import threading
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -433,17 +434,35 @@ def join_object(members: Mapping[str, Buffer]) -> bytes:
 
 
 _PLANS: dict[Any, _Plan] = {}
+_UNDER_WAY: dict[Any, _Plan] = {}  # plans that are being made, by the holder of the lock
+_MAKING = threading.RLock()
 
 
 def _plan_of(kind: Any) -> _Plan:
     plan = _PLANS.get(kind)
+    if plan is not None:
+        return plan
+    with _MAKING:
+        if _UNDER_WAY:
+            return _PLANS.get(kind) or _make_plan(kind)
+        try:
+            plan = _PLANS.get(kind) or _make_plan(kind)
+            # Published whole: another thread must not fold by half a table.
+            _PLANS.update(_UNDER_WAY)
+        finally:
+            _UNDER_WAY.clear()
+    return plan
+
+
+def _make_plan(kind: Any) -> _Plan:
+    plan = _UNDER_WAY.get(kind)
     if plan is None:
         if _is_struct(kind):
             # Known before its fields are looked at: a Struct may contain itself.
-            plan = _PLANS[kind] = _Object()
+            plan = _UNDER_WAY[kind] = _Object()
             plan.add(kind)
         else:
-            plan = _PLANS[kind] = _compound_plan(kind)
+            plan = _UNDER_WAY[kind] = _compound_plan(kind)
     return plan
 
 
