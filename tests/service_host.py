@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from pycni.client import Client
+from pycni.errors import CniError
 from pycni.kernel.netns import Netns
 from pycni.service.pb.cni.v2alpha1 import (
     attachments_pb2,
@@ -159,6 +161,13 @@ def eventually(true: Callable[[], Any], what: str = "it") -> Any:
         assert time.monotonic() < end, f"{what} did not come true"
         time.sleep(0.02)
     return value
+
+
+def status_of(caught: pytest.ExceptionInfo[CniError]) -> grpc.StatusCode:
+    """The gRPC status under which an error came."""
+    call: Any = caught.value.__cause__
+    status: grpc.StatusCode = call.code()
+    return status
 
 
 def network(*plugins: dict[str, Any], name: str = "net") -> dict[str, Any]:

@@ -56,19 +56,20 @@ class Extras:
         if not isinstance(url, str):
             return _opaque("", member)
         url = text(url)
+        kind = self._types.find(url)
         try:
             if document.keys() == {TYPE, VALUE}:
                 found = AnyMessage(type_url=url, value=_base64(document[VALUE], f"{where}.{VALUE}"))
                 self._parse(found, where)
                 return found
-            kind = self._types.find(url)
             if kind is None:
                 return _opaque(url, member)
             message = kind()
             type_json.fill(message, document, where=where, skipped=(TYPE,))
             return _pack(url, message)
-        except CniError:
-            if strict:
+        except CniError as error:
+            if strict and kind is not None:
+                error.field = ""  # it is in the JSON
                 raise
             return _opaque(url, member)
 

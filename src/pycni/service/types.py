@@ -35,6 +35,12 @@ URL = "type.googleapis.com/"
 SUFFIXES = (".binpb", ".pb", ".desc", ".protoset")
 OURS = ("google/protobuf/", "pycni/plugins/v1/", "cni/v2alpha1/")
 
+# What a set may import without bringing it.
+WELL_KNOWN = frozenset(
+    "any api descriptor duration empty field_mask source_context struct timestamp type"
+    " wrappers".split()
+)
+
 MessageClass = type[Message]
 
 
@@ -169,6 +175,9 @@ def _find_ours(name: str) -> FileDescriptorProto | None:
     """A file of the well-known types or of this API; a caller's own of that name does not count."""
     if not name.startswith(OURS):
         return None
+    path, _, base = name.removesuffix(".proto").rpartition("/")
+    if path == "google/protobuf" and base in WELL_KNOWN:
+        importlib.import_module(f"google.protobuf.{base}_pb2")  # which puts it into the pool
     try:
         file: FileDescriptor = descriptor_pool.Default().FindFileByName(name)
     except KeyError:
