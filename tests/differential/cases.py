@@ -48,6 +48,17 @@ def bridge(ipam: dict[str, object], **keys: object) -> dict[str, object]:
     return {"type": "bridge", "bridge": "twin0", "ipam": ipam, **keys}
 
 
+# By name, which the Go plugins take for what they do anyhow.
+BY_IPTABLES = {"ipMasq": True, "ipMasqBackend": "iptables"}
+FORWARDED = {**PORTMAP, "backend": "iptables"}
+CONDITIONS = {"conditionsV4": ["!", "-d", "192.0.2.0/24", "-i", "lo"]}
+MANY_PORTS = {
+    "portMappings": [
+        {"hostPort": 8000 + number, "containerPort": number, "protocol": protocol}
+        for number in range(1, 18)
+        for protocol in ("tcp", "sctp")
+    ]
+}
 GATEWAY = bridge(V4, isGateway=True)
 EDGE = Case("edge", (bridge(V4, isGateway=True, ipMasq=True), TUNING, PORTMAP), PORTS)
 PLAIN = Case("bridge, one subnet", (bridge(V4),))
@@ -63,6 +74,14 @@ HAIRPIN = Case("bridge, hairpin and mtu", (bridge(V4, hairpinMode=True, mtu=1400
 # Without an interface's: CHECK of the Go plugins before 1.2 does not find those.
 TUNED = Case(
     "tuning, a sysctl", (bridge(V4), {"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}})
+)
+IPTABLES = (
+    Case("iptables", (bridge(DUAL, isGateway=True, **BY_IPTABLES), FORWARDED), PORTS),
+    Case("iptables, ports of one address", (GATEWAY, FORWARDED), HOST_IP),
+    Case("iptables, no snat", (GATEWAY, {**FORWARDED, "snat": False}), PORTS),
+    Case("iptables, another mark", (GATEWAY, {**FORWARDED, "markMasqBit": 10}), PORTS),
+    Case("iptables, conditions", (GATEWAY, {**FORWARDED, **CONDITIONS}), PORTS),
+    Case("iptables, many ports", (GATEWAY, FORWARDED), MANY_PORTS),
 )
 
 CASES = (
@@ -86,6 +105,7 @@ CASES = (
     Case("ports, no snat", (GATEWAY, {**PORTMAP, "snat": False}), PORTS),
     Case("ports, dual stack", (bridge(DUAL, isGateway=True), PORTMAP), PORTS),
     EDGE,
+    *IPTABLES,
     Case("edge, version 0.4.0", EDGE.chain, PORTS, version="0.4.0"),
     Case("edge, version 0.3.1", EDGE.chain, PORTS, version="0.3.1"),
     Case(

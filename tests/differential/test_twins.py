@@ -16,7 +16,7 @@ import pytest
 
 from pycni.kernel.netns import Netns
 from pycni.model.request import Verb
-from tests.differential.cases import CASES, EDGE, MUTATIONS, Mutation
+from tests.differential.cases import CASES, EDGE, IPTABLES, MUTATIONS, Mutation
 from tests.differential.twins import (
     Case,
     Deviations,
@@ -25,6 +25,7 @@ from tests.differential.twins import (
     complaint,
     delete,
     look,
+    request_config,
     result_lines,
     run_chain,
     switched,
@@ -41,7 +42,7 @@ every_mutation = pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each:
 every_end = pytest.mark.parametrize("alive", [True, False], ids=["alive", "dead and forgotten"])
 
 DEVIATIONS = Deviations()
-OTHER_TESTS = 2  # that of the old iptables, and the last one
+OTHER_TESTS = 2 + len(IPTABLES)  # that of the old iptables, and the last one
 JUDGES: tuple[tuple[type[Node], str], ...] = ((GoNode, "theirs"), (Node, "ours"))
 # What Go's DEL leaves after Go's ADD, by the case's name.
 _left_by_go: dict[str, set[str]] = {}
@@ -126,6 +127,29 @@ def test_the_same_add_makes_the_same_world(case: Case, go: Node, ours: Node) -> 
             *look(go).diff(look(ours)),
         ]
     )
+
+
+@pytest.mark.parametrize("case", IPTABLES, ids=lambda case: case.name)
+def test_the_iptables_backend_makes_their_rules(case: Case, go: Node, ours: Node) -> None:
+    """Byte for byte and in their order, of both families; a second ADD of portmap adds none."""
+    theirs, mine = run_chain(go, case, Verb.ADD), run_chain(ours, case, Verb.ADD)
+    assert nat_rules(go) == nat_rules(ours)
+    assert any("CNI-DN-" in line for line in nat_rules(ours))
+    for node, result in ((go, theirs), (ours, mine)):
+        portmap = request_config(node, case.chain[1], case, result)
+        node.call(Verb.ADD, portmap, "c1")
+        node.call(Verb.ADD, portmap, "c1")
+    assert nat_rules(go) == nat_rules(ours)
+
+
+def nat_rules(node: Node) -> list[str]:
+    """Chains and rules as iptables-save prints them."""
+    return [
+        line.split(" [")[0]
+        for program in ("iptables-save", "ip6tables-save")
+        for line in node.host(program, "-t", "nat").splitlines()
+        if line.startswith((":CNI", "-A"))
+    ]
 
 
 # -- form 2: the other's DEL -----------------------------------------------------------------------

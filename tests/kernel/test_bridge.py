@@ -484,7 +484,6 @@ def test_the_host_end_carries_its_owner(node: Node) -> None:
         ({"vlanTrunk": [{"id": 101}]}, r'vlanTrunk: \[{"id":101}\]'),
         ({"preserveDefaultVlan": True}, "preserveDefaultVlan: true"),
         ({"macspoofchk": True}, "macspoofchk: true"),
-        ({"ipMasqBackend": "iptables"}, 'ipMasqBackend: "iptables"'),
     ],
 )
 def test_unsupported_keys_are_named_with_their_value(node: Node, keys: Json, message: str) -> None:

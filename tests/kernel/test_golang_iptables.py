@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address, ip_interface
 from typing import NamedTuple
 
@@ -17,8 +18,9 @@ from pycni.kernel.netns import Netns
 from pycni.kernel.side import Side
 from pycni.model.addresses import IPInterface
 from pycni.model.request import PortMapping
-from pycni.net import golang_leftovers
+from pycni.net import golang_leftovers, iptables_backend
 from pycni.net.golang_iptables import MASQUERADE, PORTS
+from pycni.net.iptables_backend import PortOptions
 from pycni.net.owner import Owner
 from tests.fix_netns import run_in
 
@@ -228,3 +230,25 @@ def test_without_programs_there_is_nothing(
         with pytest.raises(KernelError, match="not installed"):
             iptables.change(host, Nat(4, legacy=False), ["-F X"])
     assert before == tables.rules()
+
+
+def test_many_containers_at_once_share_what_is_shared(host: Netns) -> None:
+    """Nobody's chain is emptied by another that makes the same one; no rule is there twice."""
+    side = Side(host)
+    owners = [Owner("podnet", f"c{number}", "eth0") for number in range(6)]
+
+    def add(owner: Owner) -> None:
+        number = owners.index(owner) + 2
+        addresses = (ip_interface(f"10.77.0.{number}/16"),)
+        port = PortMapping(hostPort=8000 + number, containerPort=80, protocol="tcp")
+        iptables_backend.ensure_masquerade(side, owner, addresses)
+        iptables_backend.ensure_ports(side, owner, [port], addresses, PortOptions())
+
+    with ThreadPoolExecutor(len(owners)) as pool:
+        list(pool.map(add, owners))
+    rules = run_in(host, "iptables-save", "-t", "nat").splitlines()
+    rules = [rule for rule in rules if rule.startswith("-A")]
+    # Per container: three to masquerade; an entry, two marks and the translation for its port.
+    assert len(owners) * 7 + 5 == len(rules)
+    assert len(set(rules)) == len(rules)
+    side.close()

@@ -489,6 +489,54 @@ def test_status_asks_nftables(town: Town) -> None:
     assert (50, 'portmap cannot map ports: backend: unrecognized backend "x"') == (code, message)
 
 
+@pytest.mark.iptables
+def test_by_iptables_a_port_is_reached_from_everywhere(town: Town) -> None:
+    """As by nftables, except ::1 of the node, which the Go plugin's rules do not know."""
+    web = town.server(town.container, TCP, 80)
+    host, config = town.node.netns, town.config(WEB, backend="iptables")
+    town.node.status(config)
+    town.node.add(config)
+    assert [CLIENT, CLIENT6, HOST, "10.1.2.1", "10.1.2.1", "2001:db8:1::1"] == [
+        town.calls(town.client, HOST, 8080, web),
+        town.calls(town.client, HOST6, 8080, web),
+        town.calls(host, HOST, 8080, web),
+        town.calls(host, "127.0.0.1", 8080, web),
+        town.calls(town.container, HOST, 8080, web),
+        town.calls(town.container, HOST6, 8080, web),
+    ]
+    town.node.check(config, config["prevResult"])
+    town.node.delete(config)
+    assert town.calls(town.client, HOST, 8080, web) is None
+    forget_iptables(town)
+
+
+@pytest.mark.iptables
+def test_by_iptables_masq_all_hides_every_caller(town: Town) -> None:
+    """The container sees the node; GC removes what a lost container had."""
+    web = town.server(town.container, TCP, 80)
+    config = town.config(WEB, backend="iptables", masqAll=True)
+    town.node.add(config)
+    assert "10.1.2.1" == town.calls(town.client, HOST, 8080, web)
+    town.node.gc(config, [])
+    assert town.calls(town.client, HOST, 8080, web) is None
+    forget_iptables(town)
+
+
+@pytest.mark.iptables
+def test_by_iptables_a_wrong_condition_leaves_nothing(town: Town) -> None:
+    """iptables' own complaint, and no chain of the container."""
+    config = town.config(WEB, conditionsV4=["-m", "nonsense"])
+    assert "nonsense" in town.fault(config)[1]
+    assert "CNI-DN-" not in town.node.host("iptables-save", "-t", "nat")
+    forget_iptables(town)
+
+
+def forget_iptables(town: Town) -> None:
+    """Take away what iptables itself leaves, and the chains that all containers share."""
+    for family in ("ip", "ip6"):
+        town.node.host("nft", "delete", "table", family, "nat", check=False)
+
+
 def test_it_must_be_chained(town: Town) -> None:
     """Without a result there is nothing to lead to."""
     code, message = town.fault({"type": "portmap", "runtimeConfig": {"portMappings": [WEB]}})

@@ -12,12 +12,14 @@ has no nat tables, 0.03 ms in all.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from pycni.errors import KernelError
+from pycni.errors import KernelError, Unsupported
 from pycni.kernel import netns
 from pycni.kernel.netns import Netns
 from pycni.kernel.nlsocket import failure
@@ -31,16 +33,21 @@ _PROGRAM_LIMIT_S = 60
 
 
 class Nat(NamedTuple):
-    """One nat table: an address family's (4 or 6), of the old iptables or in nftables."""
+    """One nat table: an address family's (4 or 6), of the old iptables or in nftables.
+
+    With `legacy` None it is the one that the node's `iptables` uses.
+    """
 
     version: int
-    legacy: bool
+    legacy: bool | None
 
     def find_program(self, verb: str) -> str | None:
         """The path of the `save` or `restore` program for this table; None if there is none."""
         prefix = "iptables" if self.version == 4 else "ip6tables"
-        kind = "legacy" if self.legacy else "nft"
-        for name in (f"{prefix}-{kind}-{verb}", f"{prefix}-{verb}"):
+        names = [f"{prefix}-{verb}"]
+        if self.legacy is not None:
+            names.insert(0, f"{prefix}-{'legacy' if self.legacy else 'nft'}-{verb}")
+        for name in names:
             for directory in (*os.get_exec_path(), *_SBIN):
                 path = os.path.join(directory, name)
                 if os.access(path, os.X_OK):
@@ -83,15 +90,48 @@ def read(namespace: Netns | None, nat: Nat) -> list[str]:
 
 
 def change(namespace: Netns | None, nat: Nat, commands: Iterable[str]) -> None:
-    """Apply commands (`-D CHAIN …`, `-F CHAIN`, `-X CHAIN`) whole or not at all.
+    """Apply commands (`-A CHAIN …`, `-D CHAIN …`, `-N CHAIN`, `-X CHAIN`) whole or not at all.
 
-    KernelError also when a rule or chain is not there any more: the old iptables does not say why.
+    KernelError also when a rule or chain to be removed is gone, or one to be made is there: the old
+    iptables does not say why.
     """
-    program = nat.find_program("restore")
-    if program is None:
-        raise KernelError("run", "iptables-restore", errno.ENOENT, "it is not installed")
+    program = _need_program(nat)
     text = "\n".join(["*nat", *commands, "COMMIT", ""])
     _run(namespace, [program, "--noflush", "--wait", str(_LOCK_WAIT_S)], text)
+
+
+@contextlib.contextmanager
+def exclusive(namespace: Netns | None) -> Iterator[None]:
+    """Keep everybody else who asks for this out, in whatever process, from reading to changing.
+
+    iptables' own lock lasts for one program, and today's iptables has none: two who find a rule
+    missing both add it. The lock is on the namespace itself, so that there is no file to agree on.
+    """
+    path = "/proc/thread-self/ns/net"
+    fd = netns.run(namespace, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def probe() -> None:
+    """Raise Unsupported unless there are programs to change IPv4's table with."""
+    _need_program(Nat(4, legacy=None))
+
+
+def _need_program(nat: Nat) -> str:
+    program = nat.find_program("restore")
+    if program is None:
+        raise Unsupported(
+            "run",
+            "iptables-restore",
+            errno.ENOENT,
+            "it is not installed",
+            hint="install the package iptables, or choose the nftables backend",
+        )
+    return program
 
 
 def _legacy_versions() -> list[int]:

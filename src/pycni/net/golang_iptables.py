@@ -27,11 +27,12 @@ from pycni.model.addresses import IPAddress, IPInterface, IPNetwork
 from pycni.model.request import PortMapping
 from pycni.net.owner import Owner
 
+MULTICAST = {4: ip_network("224.0.0.0/4"), 6: ip_network("ff00::/8")}
+
 _CHAIN_NAME_LENGTH = 28
 _TRIES = 3
 _OPTION = re.compile(r'(! )?(-{1,2}[a-z][a-z-]*) ("(?:[^"\\]|\\.)*"|[^ ]+)')
 _COMMENT = re.compile(r'name: "([^"]*)" id: "([^"]*)"')
-_MULTICAST = {4: ip_network("224.0.0.0/4"), 6: ip_network("ff00::/8")}
 
 
 class Kind(NamedTuple):
@@ -202,7 +203,7 @@ def _hides(rules: list[Rule], chain: str, address: IPInterface) -> bool:
         )
         and any(rule.network("-d") == address.network for rule in inside if rule.target == "ACCEPT")
         and any(
-            rule.network("! -d") == _MULTICAST[address.version]
+            rule.network("! -d") == MULTICAST[address.version]
             for rule in inside
             if rule.target == "MASQUERADE"
         )

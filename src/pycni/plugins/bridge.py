@@ -23,6 +23,7 @@ from pycni.errors import (
     NotAvailable,
     UnsupportedField,
 )
+from pycni.kernel import iptables
 from pycni.kernel.side import Side
 from pycni.kernel.types import Link
 from pycni.model import jsonio
@@ -30,7 +31,15 @@ from pycni.model.addresses import IPAddress, IPInterface, parse_cidr
 from pycni.model.names import IfName, Mac
 from pycni.model.request import CniArgs
 from pycni.model.result import DNS, Interface, Result, Route
-from pycni.net import addressing, bridges, golang_leftovers, masquerade, ruleset, veth
+from pycni.net import (
+    addressing,
+    bridges,
+    golang_leftovers,
+    iptables_backend,
+    masquerade,
+    ruleset,
+    veth,
+)
 from pycni.net.owner import Owner
 from pycni.net.undo import Gather, Undo
 from pycni.net.veth import BridgePort, Pair
@@ -188,7 +197,9 @@ class Bridge(Plugin[BridgeConfig], type="bridge", config=BridgeConfig):
             bridges.expect_usable_name(call.host.links, config.bridge)
             if config.is_gateway:
                 addressing.expect_forwarding_possible(call.host.sysctl)
-            if config.ipMasq:
+            if config.ipMasq and config.ipMasqBackend == "iptables":
+                iptables.probe()
+            elif config.ipMasq:
                 call.host.nft.list_json("list tables")
         if call.ipam is not None:
             call.ipam.status()
@@ -208,10 +219,8 @@ class Bridge(Plugin[BridgeConfig], type="bridge", config=BridgeConfig):
         if config.ipam.type and config.disableContainerInterface:
             raise InvalidConfig("cannot use IPAM when DisableContainerInterface flag is set")
         match config.ipMasqBackend:
-            case "" | "nftables":
+            case "" | "nftables" | "iptables":
                 pass
-            case "iptables":
-                raise UnsupportedField('ipMasqBackend: "iptables" is not supported')
             case other:
                 raise InvalidConfig(f'unknown ipmasq backend "{other}"')
 
@@ -367,6 +376,11 @@ def hide_addresses(call: Call[BridgeConfig], result: Result, undo: Undo) -> None
     """Masquerade what the container sends beyond its networks, where the configuration wants it."""
     if call.config.ipMasq and result.ips:
         addresses = [ip.address for ip in result.ips]
+        if call.config.ipMasqBackend == "iptables":
+            ips = [address.ip for address in addresses]
+            undo.push(golang_leftovers.remove_masquerade, call.host, call.owner, addresses=ips)
+            iptables_backend.ensure_masquerade(call.host, call.owner, addresses)
+            return
         undo.push(masquerade.remove, call.host.nft, call.owner, addresses)
         masquerade.ensure(call.host.nft, call.owner, addresses)
 
@@ -506,7 +520,7 @@ def expect_port(call: Call[BridgeConfig], bridge: Link, container_link: Link) ->
 
 
 def expect_masquerade(call: Call[BridgeConfig], addresses: list[IPInterface]) -> None:
-    """Raise unless the addresses are masqueraded, by us or by the reference plugin before us."""
+    """Raise unless the addresses are masqueraded: by our table, or by the reference's rules."""
     try:
         masquerade.expect(call.host.nft, call.owner, addresses)
     except CniError:

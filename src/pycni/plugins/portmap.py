@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meta plugin `portmap`: ports of the node lead to the container (capability `portMappings`).
 
-Mappings are elements of maps in one nftables table (net/hostports.py), tagged with their owner:
-DEL and GC find them whatever the configuration says by then, and without a prevResult.
+Mappings are elements of maps in one nftables table (net/hostports.py), tagged with their owner, or
+the reference's rules where `backend` is "iptables" (net/iptables_backend.py): DEL and GC find both,
+whatever the configuration says by then, and without a prevResult.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from pycni.errors import CniError, InvalidConfig, NotAvailable, Unsupported, UnsupportedField
+from pycni.errors import CniError, InvalidConfig, NotAvailable, Unsupported
+from pycni.kernel import iptables
 from pycni.kernel.nft import Nft
 from pycni.model.addresses import IPInterface
 from pycni.model.request import PortMapping
 from pycni.model.result import Result
-from pycni.net import golang_leftovers, hostports, ruleset
+from pycni.net import golang_leftovers, hostports, iptables_backend, ruleset
 from pycni.net.hostports import Options
+from pycni.net.iptables_backend import DEFAULT_MARK_BIT, PortOptions
 from pycni.net.owner import Owner
 from pycni.net.undo import Gather, Undo
 from pycni.plugins.sdk import Call, Config, Plugin
@@ -39,8 +42,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 class PortmapConfig(Config, frozen=True, kw_only=True):
     """Configuration of portmap.
 
-    `markMasqBit` and `externalSetMarkChain` are about iptables marks, which nftables maps do not
-    need: the first is checked and has no effect, the second is refused.
+    `markMasqBit` and `externalSetMarkChain` are about marks, which only the iptables backend needs.
     """
 
     backend: str = ""
@@ -65,10 +67,14 @@ class Portmap(Plugin[PortmapConfig], type="portmap", config=PortmapConfig):
             return call.pass_through()
         host = call.host
         with Undo() as undo:
-            hostports.ensure(host.nft, call.owner, mappings, addresses, **options)
-            undo.push(hostports.remove, host.nft, call.owner)
-            if call.config.snat:
-                hostports.open_loopback(host, addresses)
+            if choose_backend(call.config) == "iptables":
+                undo.push(golang_leftovers.remove_ports, host, call.owner)
+                map_by_iptables(call, mappings, addresses)
+            else:
+                hostports.ensure(host.nft, call.owner, mappings, addresses, **options)
+                undo.push(hostports.remove, host.nft, call.owner)
+                if call.config.snat:
+                    hostports.open_loopback(host, addresses)
             # A flow to the port from before would go on to where it went (plugins #123).
             hostports.forget_flows(host.conntrack, map(hostports.host_port, mappings))
             undo.commit()
@@ -120,7 +126,10 @@ class Portmap(Plugin[PortmapConfig], type="portmap", config=PortmapConfig):
         """Raise NotAvailable (50) if nftables does not work here or the options are wrong."""
         try:
             parse_options(call.config)
-            call.host.nft.probe()
+            if choose_backend(call.config) == "iptables":
+                iptables.probe()
+            else:
+                call.host.nft.probe()
         except CniError as exc:
             raise NotAvailable(f"portmap cannot map ports: {exc.msg}", exc.details) from exc
 
@@ -143,7 +152,8 @@ def parse_options(config: PortmapConfig) -> Options:
         raise InvalidConfig("markMasqBit: MasqMarkBit must be between 0 and 31")
     if config.backend not in ("", "nftables", "iptables"):
         raise InvalidConfig(f'backend: unrecognized backend "{config.backend}"')
-    expect_backend(config)
+    if choose_backend(config) == "iptables":
+        return Options()
     return Options(
         snat=config.snat,
         masq_all=config.masqAll,
@@ -152,8 +162,8 @@ def parse_options(config: PortmapConfig) -> Options:
     )
 
 
-def expect_backend(config: PortmapConfig) -> None:
-    """Raise unless the options are of the backend asked for, and that is nftables."""
+def choose_backend(config: PortmapConfig) -> str:
+    """Who maps: what is named, else whose conditions these are, else nftables."""
     special: dict[str, list[str]] = {"iptables": [], "nftables": []}
     if config.externalSetMarkChain is not None:
         special["iptables"].append("externalSetMarkChain")
@@ -170,12 +180,7 @@ def expect_backend(config: PortmapConfig) -> None:
             f"{special[other][0]}: {backend} backend was requested but configuration contains "
             f"{other}-specific options [{' '.join(special[other])}]"
         )
-    if backend == "iptables":
-        key = "backend" if config.backend else special["iptables"][0]
-        raise UnsupportedField(
-            f"{key}: portmap has no iptables backend: {key} = {getattr(config, key)!r}",
-            hint='use "backend": "nftables" and nft expressions as conditions',
-        )
+    return backend
 
 
 def parse_mappings(config: PortmapConfig) -> tuple[PortMapping, ...]:
@@ -208,6 +213,29 @@ def find_hints(config: PortmapConfig) -> tuple[list[PortMapping], Options]:
     except CniError as exc:
         log.warning("DEL with options that no ADD would take: %s", exc)
         return mappings, Options()
+
+
+def map_by_iptables(
+    call: Call[PortmapConfig],
+    mappings: Iterable[PortMapping],
+    addresses: tuple[IPInterface, ...],
+) -> None:
+    """Map the ports as the reference does by default, rule for rule."""
+    config = call.config
+    options = PortOptions(
+        snat=config.snat,
+        masq_all=config.masqAll,
+        mark_bit=DEFAULT_MARK_BIT if config.markMasqBit is None else config.markMasqBit,
+        external_chain=config.externalSetMarkChain or "",
+        conditions={4: config.conditionsV4, 6: config.conditionsV6},
+    )
+    iptables_backend.ensure_ports(call.host, call.owner, mappings, addresses, options)
+    if config.snat:
+        try:
+            hostports.open_loopback(call.host, [each for each in addresses if each.version == 4])
+        except Unsupported as exc:
+            # The guard that must come with it is nftables'.
+            log.warning("127.0.0.1 of the node does not reach mapped ports: %s", exc)
 
 
 # -- the container and the node --------------------------------------------------------------------

@@ -54,7 +54,6 @@ def test_a_default_gateway_is_a_gateway() -> None:
         ({"macspoofchk": True}, UnsupportedField),
         ({"hairpinMode": True, "promiscMode": True}, InvalidConfig),
         ({"ipam": {"type": "static"}, "disableContainerInterface": True}, InvalidConfig),
-        ({"ipMasqBackend": "iptables"}, UnsupportedField),
         ({"ipMasqBackend": "ipfw"}, InvalidConfig),
     ],
 )

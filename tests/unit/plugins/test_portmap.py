@@ -58,17 +58,6 @@ FAULTS: list[tuple[Json, int, str]] = [
     ),
     ({"backend": "x"}, 7, 'backend: unrecognized backend "x"'),
     (
-        {"backend": "iptables"},
-        2,
-        "backend: portmap has no iptables backend: backend = 'iptables'",
-    ),
-    (
-        {"externalSetMarkChain": "KUBE-MARK-MASQ"},
-        2,
-        "externalSetMarkChain: portmap has no iptables backend: "
-        "externalSetMarkChain = 'KUBE-MARK-MASQ'",
-    ),
-    (
         {"backend": "nftables", "externalSetMarkChain": "X", "conditionsV4": ["!", "-s", "::"]},
         7,
         "externalSetMarkChain: nftables backend was requested but configuration contains "
