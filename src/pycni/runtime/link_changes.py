@@ -94,9 +94,9 @@ class LinkChanges:
     def _is_done(self) -> bool:
         with self._lock:
             deserted = not self._watchers and time.monotonic() - self._deserted > self._linger_s
-            if deserted or self._stopped:
+            if deserted and not self._stopped:
                 self._leave("links were not watched for a while, as nobody asked for it")
-        return deserted or self._stopped
+            return deserted or self._stopped
 
     def _leave(self, why: str) -> None:
         """Say so before another thread may begin."""

@@ -17,7 +17,7 @@ from google.rpc import code_pb2
 from pycni.errors import CniError, TryAgain
 from pycni.runtime import trace
 from pycni.service import wire
-from pycni.service.access import Identity, Policy, TooManyCalls
+from pycni.service.access import PUBLIC, READ_ONLY, Identity, Policy, TooManyCalls
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +30,10 @@ SPARE_THREADS = 8  # to tell the next one that there are enough
 DELEGATIONS = 128
 
 DELEGATE = "/cni.v2alpha1.Delegate/"
-# What a service that is stopping still does: what ends calls, or helps them to their end.
+# What a service that is stopping still does, beside showing things: what ends calls, or helps
+# them to their end.
 LAST = (
+    *PUBLIC,
     DELEGATE,
     "/cni.v2alpha1.Registry/",
     "/cni.v2alpha1.Attachments/Del",
@@ -61,7 +63,7 @@ class Gate:
     def passing(self, method: str) -> Iterator[None]:
         """Count a call; raise ServiceStopping (11) if the gate is closed to it."""
         with self._changed:
-            if self._closed and not method.startswith(LAST):
+            if self._closed and not (method in READ_ONLY or method.startswith(LAST)):
                 raise ServiceStopping("the service is stopping", hint="its successor will answer")
             self._running += 1
         try:
@@ -72,7 +74,7 @@ class Gate:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nothing new in, but for what ends calls or helps them to their end."""
+        """Let nothing new in, but for what shows things, ends calls or helps them to their end."""
         with self._changed:
             self._closed = True
 

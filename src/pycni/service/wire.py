@@ -15,7 +15,7 @@ from grpc_status import rpc_status
 from pycni.errors import CniError, TryAgain
 from pycni.model.wire_error import encode_error
 from pycni.runtime import errors as runtime_errors
-from pycni.service import access
+from pycni.service import access, types
 from pycni.service.pb.cni.v2alpha1 import error_pb2
 
 # The CNI code decides; proto/cni/v2alpha1/error.proto shows this table to callers.
@@ -44,6 +44,7 @@ STATUS_OF_CLASS: dict[type[CniError], int] = {
     access.NotPermitted: code_pb2.PERMISSION_DENIED,
     access.TooManyCalls: code_pb2.RESOURCE_EXHAUSTED,
     access.AlreadyRegistered: code_pb2.ALREADY_EXISTS,
+    types.TypeConflict: code_pb2.FAILED_PRECONDITION,
 }
 
 RETRY_AFTER_S = 1
