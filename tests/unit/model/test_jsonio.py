@@ -5,14 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Any, Literal
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -578,27 +574,3 @@ def test_gos_layout_indents() -> None:
 def test_an_object_is_joined_from_members_as_they_are() -> None:
     """Keys are escaped, values are not touched."""
     assert b'{"a\\"":1.50,"b":{ }}' == jsonio.join_object({'a"': b"1.50", "b": Raw(b"{ }")})
-
-
-def test_threads_that_meet_a_type_first_all_read_it_whole() -> None:
-    """How a type's keys are folded is worked out once, and seen by nobody half done."""
-
-    def read_new_type() -> bool:
-        fields = [(f"Key{number}", int) for number in range(200)]
-        kind = msgspec.defstruct("Fresh", fields)
-        document = json.dumps({f"kEY{number}": number for number in range(200)}).encode()
-        barrier = threading.Barrier(8)
-
-        def read(_: int) -> int:
-            barrier.wait()
-            return int(getattr(jsonio.decode(document, kind), "Key199"))  # noqa: B009 - made above
-
-        with ThreadPoolExecutor(8) as pool:
-            return [199] * 8 == list(pool.map(read, range(8)))
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        assert all([read_new_type() for _ in range(20)])
-    finally:
-        sys.setswitchinterval(interval)
