@@ -213,11 +213,13 @@ def test_sysctls_of_the_container_and_the_bridge(node: Node) -> None:
         "net/ipv6/conf/eth0/accept_dad": "0",
         "net/ipv6/conf/eth0/keep_addr_on_down": "1",
         "net/ipv6/conf/eth0/disable_ipv6": "0",
+        "net/ipv6/conf/eth0/router_solicitations": "0",
     }
     for key, value in settings.items():
         assert f"{key} = {value}" == f"{key} = {node.read_sysctl(key, 'c1')}"
     for name in ("edge0", host_end):
         assert "0" == node.read_sysctl(f"net/ipv6/conf/{name}/accept_ra")
+    assert "1" == node.read_sysctl(f"net/ipv6/conf/{host_end}/disable_ipv6")
     node.delete(dual(EDGE, 2))
 
 

@@ -57,12 +57,8 @@ def count(monkeypatch: pytest.MonkeyPatch, name: str, calls: list[str]) -> None:
     monkeypatch.setattr(Links, name, counted)
 
 
-def test_an_address_used_again_is_announced(node: Node) -> None:
-    """D(f): the neighbours' caches have the new MAC before the container sends anything.
-
-    The kernel's own announcement when the interface comes up is lost, because the port does not
-    forward yet.
-    """
+def test_an_address_used_again_has_the_mac_that_neighbours_know(node: Node) -> None:
+    """D(f): the neighbours' caches are right before the container sends anything."""
     node.add(dual(EDGE, 2), "c1")
     node.add(dual(EDGE, 3), "c2")
     for address in ("10.1.2.2", "2001:db8:42::2"):

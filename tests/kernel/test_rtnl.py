@@ -499,7 +499,11 @@ def test_neighbours_are_set_listed_and_removed(namespace: Netns, rtnl: Rtnl) -> 
         found = rtnl.neighbours.list(index=11, family=entry.address.version)
         assert [entry] == [neighbour for neighbour in found if neighbour.permanent]
         assert entry in rtnl.neighbours.list()
+        found_one = rtnl.neighbours.find(11, entry.address)
+        assert found_one is not None
+        assert entry == found_one
         rtnl.neighbours.remove(entry)
+        assert rtnl.neighbours.find(11, entry.address) is None
         with pytest.raises(NotFound, match=f"^remove neighbour {ip} of index 11: "):
             rtnl.neighbours.remove(entry)
     with pytest.raises(LinkNotFound):

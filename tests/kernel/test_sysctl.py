@@ -7,10 +7,12 @@ import errno
 import os
 from collections.abc import Callable
 from ipaddress import ip_interface
+from types import SimpleNamespace
 
 import pytest
 
 from pycni.errors import KernelError, Unsupported
+from pycni.kernel import procfs
 from pycni.kernel.netns import Netns
 from pycni.kernel.side import Side
 from pycni.kernel.sysctl import Sysctl
@@ -134,3 +136,29 @@ def test_a_side_without_a_namespace_is_the_process() -> None:
         assert here == side.run(lambda: os.readlink("/proc/thread-self/ns/net"))
         assert "lo" in [link.name for link in side.links.list()]
         assert side.sysctl.exists(FORWARD)
+
+
+def test_parameters_are_found_without_a_mount_of_their_own(
+    make_netns: MakeNetns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No permission to mount, or a kernel that cannot do it so: through /proc, as everybody."""
+
+    def refuse() -> int:
+        raise PermissionError(errno.EPERM, "not here")
+
+    monkeypatch.setattr(procfs, "_mount", refuse)
+    sysctl = Sysctl(make_netns())
+    sysctl.write(FORWARD, 1)
+    assert "1" == sysctl.read(FORWARD)
+    sysctl.close()
+    assert "1" == sysctl.read(FORWARD)
+    assert Sysctl().read(FORWARD) == seen(None, FORWARD)
+
+
+def test_a_proc_sys_made_read_only_stays_so(
+    make_netns: MakeNetns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fresh procfs would be writable; that is not what whoever made it read-only wants."""
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    monkeypatch.setattr(procfs, "_mount", lambda: pytest.fail("mounted"))
+    assert "0" == Sysctl(make_netns()).read("net/ipv4/conf/lo/arp_notify")

@@ -235,12 +235,6 @@ class Links:
         op = "change bridge port"
         self._rtnl.mutate(Mutation(wire.RTM_NEWLINK, 0, body, op, link, _PORT_FAILURES))
 
-    def set_ipv4(self, link: int | str, **values: int) -> None:
-        """Set parameters of net/ipv4/conf, by the names they have there."""
-        body = wire.change_ipv4(link, values)
-        op = "change IPv4 parameters of"
-        self._rtnl.mutate(Mutation(wire.RTM_SETLINK, 0, body, op, link, _FAILURES))
-
     def remove(self, link: int | str) -> None:
         """Delete the link and wait until it is gone; LinkNotFound. A veth takes its peer along."""
         self._rtnl.mutate(_removal(link))

@@ -92,6 +92,12 @@ class NetlinkSocket:
         """Close the socket; a second call does nothing."""
         self._socket.close()
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let no other thread use the socket, nor this one."""
+        with self._lock:
+            yield
+
     def query(
         self, kind: int, body: bytes, op: str, target: Target, failures: Failures = NO_FAILURES
     ) -> bytes:

@@ -102,6 +102,16 @@ class Rtnl:
         queue.extend(mutations)
         return [None] * len(mutations)
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have other threads' requests wait; the block must make none.
+
+        For parameters the kernel changes under the lock that requests take too: whoever finds it
+        taken tries again at once, and again, on a processor the holder may need.
+        """
+        with self._socket.alone():
+            yield
+
     def query(
         self, kind: int, body: bytes, op: str, target: Target, failures: Failures = NO_FAILURES
     ) -> bytes:

@@ -1,24 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and write kernel parameters under /proc/sys, in a namespace or in the process's own.
-
-The kernel's cache of names has one entry of `net/ipv4/conf` for each network namespace that was
-ever looked at, all in one chain: finding ours takes the longer the more containers there are (a
-tenth of a millisecond at 1,000, ten times that when they are not in the processor's cache). A
-Sysctl therefore keeps the two directories with the interfaces' parameters open.
-"""
+"""Read and write kernel parameters under /proc/sys, in a namespace or in the process's own."""
 
 from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Mapping
 
 from pycni.errors import KernelError, Unsupported
-from pycni.kernel import netns
+from pycni.kernel import netns, procfs
 from pycni.kernel.netns import Netns
 
 ROOT = "/proc/sys"
-_KEPT = (f"{ROOT}/net/ipv4/conf/", f"{ROOT}/net/ipv6/conf/")
+_opening = threading.Lock()
 
 
 class Sysctl:
@@ -27,19 +22,20 @@ class Sysctl:
     Slashes, not dots: an interface may be called `eth0.100`.
     """
 
-    __slots__ = ("_directories", "_netns")
+    __slots__ = ("_netns", "_root")
 
     def __init__(self, namespace: Netns | None = None) -> None:
         self._netns = namespace
-        self._directories: dict[str, int] = {}
+        self._root: int | None = None
 
     def close(self) -> None:
-        """Close the directories; the next use opens them anew."""
-        while self._directories:
-            os.close(self._directories.popitem()[1])
+        """Close what was opened; the next use opens anew."""
+        root, self._root = self._root, None
+        if root is not None:
+            os.close(root)
 
     def __del__(self) -> None:
-        """Close the directories of one that was not closed."""
+        """Close one that was not closed."""
         self.close()
 
     def read(self, key: str) -> str:
@@ -97,17 +93,13 @@ class Sysctl:
 
     def _open(self, path: str, flags: int) -> int:
         """Open a file, from within the namespace."""
-        for directory in _KEPT:
-            if path.startswith(directory):
-                kept = self._directories.get(directory)
-                if kept is None:
-                    opened = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-                    kept = self._directories.setdefault(directory, opened)
-                    if kept != opened:  # another thread was first
-                        os.close(opened)
-                path = path.removeprefix(directory)
-                return os.open(path, flags | os.O_CLOEXEC, dir_fd=kept)
-        return os.open(path, flags | os.O_CLOEXEC)
+        if self._root is None:
+            with _opening:
+                if self._root is None:
+                    self._root = procfs.open_root()
+        return os.open(
+            path.removeprefix(f"{procfs.PROC}/"), flags | os.O_CLOEXEC, dir_fd=self._root
+        )
 
 
 def _path(key: str) -> str:

@@ -6,7 +6,7 @@ them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pycni.errors import CniError, KernelError, Unsupported, doing
 from pycni.kernel.addresses import Addresses
@@ -26,8 +26,7 @@ DAD_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 0.0001
 LONGEST_PAUSE_S = 0.02
 
-# IPv4's is ip_forward by another name; it is found faster (kernel/sysctl.py).
-FORWARDING = {4: "net/ipv4/conf/all/forwarding", 6: "net/ipv6/conf/all/forwarding"}
+FORWARDING = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
 
 
 class Unreachable(CniError):
@@ -47,9 +46,9 @@ def configure(
 
     With `detect_duplicates` the network is given a second to say that an address is taken.
     """
-    prepare(container, ifname, result, detect_duplicates=detect_duplicates)
+    later = prepare(container, ifname, result, detect_duplicates=detect_duplicates)
     assign(container, index, ifname, result)
-    wait_for_addresses(container, index, ifname, result, deadline)
+    settle(container, index, ifname, result, later, deadline=deadline)
 
 
 def prepare(
@@ -60,29 +59,41 @@ def prepare(
     detect_duplicates: bool = False,
     announce: bool = True,
     solicit_routers: bool = True,
-) -> None:
+) -> dict[str, str]:
     """Set the interface's parameters, each as far as the kernel has it and lets us.
 
     With `announce` the kernel announces the IPv6 addresses as soon as they can be used. Without
-    `solicit_routers` it does not ask for router advertisements, but still takes them.
+    `solicit_routers` it does not ask for router advertisements, but still takes them. Without
+    either there is no hurry to be heard, and it reports its multicast groups by MLD version 1: at
+    once, for a bridge's port that lets nothing in yet, and again within ten seconds; version 2
+    would be heard by every port three times within one.
 
+    Returns the parameters to set once the addresses can be used (`settle`).
     None is worth failing for: where one matters, adding the address fails and says so. A kernel
     without IPv6 serves IPv4 (plugins #102).
     """
     own = f"net/ipv6/conf/{ifname}"
-    settings = {f"{own}/accept_dad": "1" if detect_duplicates else "0"}
+    settings = {
+        f"net/ipv4/conf/{ifname}/arp_notify": "1",
+        f"{own}/accept_dad": "1" if detect_duplicates else "0",
+    }
+    later: dict[str, str] = {}
     if not solicit_routers:
         settings[f"{own}/router_solicitations"] = "0"
+    mld = "" if announce or solicit_routers else f"{own}/force_mld_version"
     switches: list[str] = []
     if detect_duplicates:
         settings[f"{own}/enhanced_dad"] = "1"
     if any(address.version == 6 for address in addresses_of(result, ifname)):
-        if announce:
-            settings[f"{own}/ndisc_notify"] = "1"
+        (settings if announce else later)[f"{own}/ndisc_notify"] = "1"
         settings[f"{own}/keep_addr_on_down"] = "1"
         switches = ["net/ipv6/conf/lo/disable_ipv6", f"{own}/disable_ipv6"]
 
     def write() -> None:
+        if mld:
+            with contextlib.suppress(KernelError):
+                later[mld] = container.sysctl.read(mld)
+                container.sysctl.write(mld, "1")
         for key, value in settings.items():
             with contextlib.suppress(KernelError):
                 container.sysctl.write(key, value)
@@ -94,9 +105,7 @@ def prepare(
         container.rtnl  # noqa: B018 - opened while a thread is inside anyway
 
     container.run(write)
-    # Not as a sysctl: a directory more to find costs more (kernel/sysctl.py).
-    with contextlib.suppress(KernelError):
-        container.links.set_ipv4(ifname, arp_notify=1)
+    return later
 
 
 def assign(
@@ -131,21 +140,34 @@ def assign(
             container.routes.add(route, append=True)
 
 
-def wait_for_addresses(
-    container: Side, index: int, ifname: str, result: Result, deadline: Deadline
+def settle(
+    container: Side,
+    index: int,
+    ifname: str,
+    result: Result,
+    later: Mapping[str, str],
+    *,
+    deadline: Deadline,
 ) -> None:
-    """Wait until the addresses can be used; from then on, have changes of the MAC announced.
+    """Wait until the interface's IPv6 addresses can be used, then set what `prepare` left.
 
     IPv6 addresses are added as tentative, and waited for, even where nobody is asked whether
     they are taken (`prepare`, RFC 4862): the kernel joins the group that is asked for their MAC
     in a worker of its own, and until then a neighbour's question is lost for a second. That is
     also when it announces them (ndisc_notify).
     """
-    if any(address.version == 6 for address in addresses_of(result, ifname)):
-        with doing(f"configure {ifname}"):
-            wait_until_usable(container, index, deadline)
-        with contextlib.suppress(KernelError):  # as in `prepare`
-            container.sysctl.write(f"net/ipv6/conf/{ifname}/ndisc_notify", "1")
+    if not later and all(address.version == 4 for address in addresses_of(result, ifname)):
+        return
+    with doing(f"configure {ifname}"):
+        wait_until_usable(container, index, deadline)
+
+    def write() -> None:
+        for key, value in later.items():
+            with contextlib.suppress(KernelError):  # as in `prepare`
+                container.sysctl.write(key, value)
+
+    if later:
+        container.run(write)
 
 
 def wait_until_usable(container: Side, index: int, deadline: Deadline) -> None:

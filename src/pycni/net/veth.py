@@ -32,6 +32,7 @@ class Pair(Struct, frozen=True, kw_only=True):
     container_ifname: str
     container_index: int
     container_mac: Mac
+    locked: bool = False
 
 
 class BridgePort(Struct, frozen=True, kw_only=True):
@@ -93,8 +94,11 @@ def make(
                     isolated=port.isolated or None,
                     locked=port.locked or None,
                 )
-        with contextlib.suppress(KernelError):  # no IPv6, or a read-only /proc/sys
-            host.sysctl.write(f"net/ipv6/conf/{name}/accept_ra", "0")
+        if port is not None:
+            _switch_ipv6_off(host, name)
+        else:
+            with contextlib.suppress(KernelError):  # no IPv6, or a read-only /proc/sys
+                host.sysctl.write(f"net/ipv6/conf/{name}/accept_ra", "0")
     except BaseException:
         with contextlib.suppress(LinkNotFound):
             host.links.remove(name)
@@ -104,12 +108,14 @@ def make(
         container_ifname=owner.ifname,
         container_index=link.peer_index,
         container_mac=container_mac,
+        locked=port is not None and port.locked,
     )
 
 
 def unlock(host: Side, pair: Pair) -> None:
-    """Have a locked port let frames in."""
-    host.links.set_port(pair.host.index, locked=False)
+    """Have the port, if it is locked, let frames in."""
+    if pair.locked:
+        host.links.set_port(pair.host.index, locked=False)
 
 
 def find_host(links: Links, owner: Owner) -> Link | None:
@@ -186,6 +192,17 @@ def _add(
             name = following
         else:
             return name
+
+
+def _switch_ipv6_off(host: Side, name: str) -> None:
+    """Keep IPv6 off a bridge's port, where nothing arrives: the bridge takes it.
+
+    An address and routes of the kernel's own are of no use there, and the kernel walks through all
+    such routes of the node whenever a port changes.
+    """
+    own = f"net/ipv6/conf/{name}"
+    with contextlib.suppress(KernelError), host.rtnl.alone():  # as above
+        host.sysctl.write_all({f"{own}/accept_ra": 0, f"{own}/disable_ipv6": 1})
 
 
 def _expect_leftover(container: Side, owner: Owner, rival: Link, *, keep_down: bool) -> None:

@@ -10,7 +10,7 @@ forwarding as they are, for the next ADD.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 from msgspec import Meta, Struct, structs
@@ -132,15 +132,13 @@ class Bridge(Plugin[BridgeConfig], type="bridge", config=BridgeConfig):
             if call.ipam is not None:
                 result = with_addresses(result, leased, config)
             announce = is_news(call, bridge, pair, result)
-            bring_up(call, container, pair, result, announce=announce)
+            later = bring_up(call, container, pair, result, announce=announce)
             serve_gateways(call, bridge, pair, result, undo)
             hide_addresses(call, result, undo)
             if not config.disableContainerInterface:
                 bridges.wait_for_port(call.host.links, pair.host, bridge, call.deadline)
             if result.ips:
-                finish_addresses(
-                    call, pair, result, announce=announce, locked=starts_locked(call, mac)
-                )
+                finish_addresses(call, pair, result, later, announce=announce)
             call.deadline.check(f"ADD of {call.ifname}")  # nobody would take the result
             undo.commit()
         return result
@@ -276,7 +274,7 @@ def starts_locked(call: Call[BridgeConfig], mac: Mac | None) -> bool:
     """Is the port to let nothing in before the container has its addresses?
 
     The kernel's reports of multicast groups would go to every port, and hold up all of networking
-    for it; they are repeated within the second. Elsewhere its router solicitation must get out.
+    for it; they are repeated. Where there may be routers, its solicitation must get out at once.
     """
     return call.config.is_gateway and not (call.ipam is None or mac or call.config.enabledad)
 
@@ -387,13 +385,17 @@ def hide_addresses(call: Call[BridgeConfig], result: Result, undo: Undo) -> None
 
 def bring_up(
     call: Call[BridgeConfig], container: Side, pair: Pair, result: Result, *, announce: bool
-) -> None:
-    """Have the container's end up, with its addresses too if there is nothing to `announce`."""
+) -> dict[str, str]:
+    """Have the container's end up, with its addresses too if there is nothing to `announce`.
+
+    Returns the parameters to set in the end.
+    """
     config, index = call.config, pair.container_index
+    later: dict[str, str] = {}
     if config.disableContainerInterface:
-        return
+        return later
     if result.ips:
-        addressing.prepare(
+        later = addressing.prepare(
             container,
             call.ifname,
             result,
@@ -408,10 +410,16 @@ def bring_up(
         addressing.assign(
             container, index, call.ifname, result, mac=pair.container_mac, announce=False
         )
+    return later
 
 
 def finish_addresses(
-    call: Call[BridgeConfig], pair: Pair, result: Result, *, announce: bool, locked: bool
+    call: Call[BridgeConfig],
+    pair: Pair,
+    result: Result,
+    later: Mapping[str, str],
+    *,
+    announce: bool,
 ) -> None:
     """Have the container's addresses ready for use, now that the bridge forwards for it.
 
@@ -419,11 +427,10 @@ def finish_addresses(
     """
     container, index = call.container, pair.container_index
     if announce:
-        if locked:
-            veth.unlock(call.host, pair)
+        veth.unlock(call.host, pair)
         addressing.assign(container, index, call.ifname, result, mac=pair.container_mac)
-    addressing.wait_for_addresses(container, index, call.ifname, result, call.deadline)
-    if locked and not announce:
+    addressing.settle(container, index, call.ifname, result, later, deadline=call.deadline)
+    if not announce:
         veth.unlock(call.host, pair)
 
 

@@ -219,7 +219,7 @@ def write_sysctls(container: Side, sysctls: dict[str, str], undo: Undo) -> None:
     """Write all of them in the container's namespace."""
     if not sysctls:
         return
-    before = container.run(partial(read_readable, sysctls))
+    before = container.run(partial(read_readable, container.sysctl, sysctls))
     undo.push(container.sysctl.write_all, before)  # before writing, which may stop half way
     container.sysctl.write_all(sysctls)
 
@@ -228,7 +228,7 @@ def expect_sysctls(container: Side, sysctls: dict[str, str]) -> None:
     """Raise unless each has its value, blanks not counted: the kernel prints tabs for spaces."""
     if not sysctls:
         return
-    found = container.run(partial(read_readable, sysctls))
+    found = container.run(partial(read_readable, container.sysctl, sysctls))
     for key, value in sysctls.items():
         if key in found and found[key].split() != value.split():
             raise CniError(f"sysctl {key} is {found[key]}, not {value}")
@@ -237,13 +237,12 @@ def expect_sysctls(container: Side, sysctls: dict[str, str]) -> None:
         raise CniError(f"sysctl {missing[0]} does not exist any more")
 
 
-def read_readable(keys: Iterable[str]) -> dict[str, str]:
-    """The values in this thread's namespace, less those that cannot be read (route/flush)."""
-    own = Sysctl()
+def read_readable(sysctl: Sysctl, keys: Iterable[str]) -> dict[str, str]:
+    """The values, less those that cannot be read (route/flush)."""
     found: dict[str, str] = {}
     for key in keys:
         try:
-            found[key] = own.read(key)
+            found[key] = sysctl.read(key)
         except KernelError as exc:
             log.debug("sysctl not readable: %s", exc)
     return found

@@ -428,6 +428,15 @@ def test_neighbours_are_asked_for_by_link_and_family() -> None:
     assert (0, []) == (every["family"], every["attrs"])
 
 
+def test_one_neighbour_is_asked_for_by_link_and_address() -> None:
+    """Link in the header, address as attribute; strict parsing refuses anything more."""
+    body = neighbour.find(7, ip_address("2001:db8::2"))
+    message = theirs(ndmsg, neighbour.RTM_GETNEIGH, body)
+    assert (10, 7, 0, 0) == tuple(message[key] for key in ("family", "ifindex", "state", "flags"))
+    assert "2001:db8::2" == message.get_attr("NDA_DST")
+    assert 1 == len(message["attrs"])
+
+
 def test_what_is_no_ip_neighbour_is_none() -> None:
     """A bridge's forwarding entry, an entry without an address."""
     fdb = struct.pack("=BxxxiHBB", 7, 3, 0x80, 2, 0) + nlwire.attr(1, bytes(4))

@@ -41,12 +41,6 @@ IFLA_INFO_SLAVE_DATA = 5
 
 VETH_INFO_PEER = 1
 
-AF_INET = 2
-IFLA_AF_SPEC = 26
-IFLA_INET_CONF = 1
-# linux/ip.h, IPV4_DEVCONF_*
-IPV4_CONF = {"arp_notify": 22}
-
 RTEXT_FILTER_SKIP_STATS = 1 << 3
 
 # linux/if.h, IF_OPER_*
@@ -296,13 +290,6 @@ def change_port(link: int | str, data: Mapping[str, KindValue | None]) -> bytes:
         nlwire.text(IFLA_INFO_SLAVE_KIND, "bridge"),
         nlwire.nest(IFLA_INFO_SLAVE_DATA, *_encode_fields(PORT, "bridge port", data)),
     )
-
-
-def change_ipv4(link: int | str, values: Mapping[str, int]) -> bytes:
-    """RTM_SETLINK of parameters that are also found below net/ipv4/conf."""
-    conf = [nlwire.u32(IPV4_CONF[name], value) for name, value in values.items()]
-    inet = nlwire.nest(AF_INET, nlwire.nest(IFLA_INET_CONF, *conf))
-    return _target(link) + nlwire.nest(IFLA_AF_SPEC, inet)
 
 
 def delete(link: int | str) -> bytes:
