@@ -92,17 +92,16 @@ HOST_GW_V1 = HOST_GW | {
 
 
 def prepare(node: Node, conf: Doc) -> Doc:
-    """A node where flanneld has run: it is at .2 itself. Leases go to this test's directory."""
-    for name in ("cbr0", "vxlan0"):
-        prefix = "10.244.3" if name == "cbr0" else "10.245.3"
-        (network,) = node.simulator.named("Network", name)
-        node.simulator.add_endpoint(
-            uuid.UUID(network["ID"]),
-            {"Name": f"{name}_ep", "IpConfigurations": [{"IpAddress": f"{prefix}.2"}]},
-        )
-    ipam = conf["ipam"] | {"dataDir": str(node.data_dir), "rangeStart": ""}
-    prefix = conf["ipam"]["subnet"].removesuffix("0/24")
-    return conf | {"ipam": ipam | {"rangeStart": f"{prefix}3"}}
+    """A node where flanneld has run: with host-gw it has an endpoint of its own, at .2.
+
+    The configuration is used as it is, but for the directory of the leases.
+    """
+    (network,) = node.simulator.named("Network", "cbr0")
+    node.simulator.add_endpoint(
+        uuid.UUID(network["ID"]),
+        {"Name": "cbr0_ep", "IpConfigurations": [{"IpAddress": "10.244.3.2"}]},
+    )
+    return conf | {"ipam": conf["ipam"] | {"dataDir": str(node.data_dir)}}
 
 
 @pytest.mark.parametrize("conf", [HOST_GW, VXLAN], ids=["host-gw", "vxlan"])
@@ -111,8 +110,10 @@ def test_flannels_configuration_works_as_it_is(node: Node, conf: Doc) -> None:
     ready = prepare(node, conf)
     result = node.run("ADD", ready).expect()
     prefix = conf["ipam"]["subnet"].removesuffix("0/24")
-    gateway = f"{prefix}2" if conf is HOST_GW else f"{prefix}1"
-    assert [{"version": "4", "address": f"{prefix}3/24", "gateway": gateway}] == result["ips"]
+    address, gateway = ("3", "2") if conf is HOST_GW else ("2", "1")
+    assert [
+        {"version": "4", "address": f"{prefix}{address}/24", "gateway": f"{prefix}{gateway}"}
+    ] == result["ips"]
     assert ["10.96.0.10"] == result["dns"]["nameservers"]
     node.run("DEL", ready).expect()
     node.run("DEL", ready).expect()
@@ -138,7 +139,7 @@ def test_vxlan_policies(node: Node) -> None:
             "Type": "SDNRoute",
             "Settings": {"DestinationPrefix": "10.96.0.0/12", "NeedEncap": True},
         },
-        {"Type": "OutBoundNAT", "Settings": {"Destinations": ["10.245.3.3"]}},
+        {"Type": "OutBoundNAT", "Settings": {"Destinations": ["10.245.3.2"]}},
         {"Type": "ProviderAddress", "Settings": {"ProviderAddress": "192.168.1.10"}},
     ] == node.policies()
 

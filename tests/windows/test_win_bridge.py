@@ -298,7 +298,12 @@ def test_schema_1_gc_goes_by_name_and_use(node: Node) -> None:
 # -- CHECK -----------------------------------------------------------------------------------------
 
 FULL: Doc = {
-    "dns": {"nameservers": ["10.96.0.10"], "search": ["a.b"]},
+    "dns": {
+        "nameservers": ["10.96.0.10"],
+        "search": ["a.b"],
+        "domain": "d.l",
+        "options": ["ndots:5"],
+    },
     "ipMasqNetwork": "10.244.0.0/16",
     "loopbackDSR": True,
     "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80}]},
@@ -339,6 +344,8 @@ def drop_policy(kind: str) -> Any:
         ),
         (lambda e: e["Dns"].update(ServerList=[]), "has DNS nameservers []"),
         (lambda e: e["Dns"].update(Search=["x"]), "has DNS search ['x'], not ['a.b']"),
+        (lambda e: e["Dns"].update(Domain="x"), "has DNS domain x, not d.l"),
+        (lambda e: e["Dns"].update(Options=[]), "has DNS options [], not ['ndots:5']"),
         (
             lambda e: e.update(HostComputeNamespace="00000000-0000-0000-0000-000000000000"),
             "endpoint c1_cbr0 is not attached to",

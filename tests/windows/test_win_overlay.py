@@ -49,6 +49,27 @@ def test_ipv6_is_refused(node: Node) -> None:
     assert "IPAM DEL" in node.functions()
 
 
+def test_the_keys_it_shares_with_win_bridge_work(node: Node) -> None:
+    """DNS at run time, bandwidth, policies in the old key, the gateway."""
+    dns = {"nameservers": ["10.0.0.1"], "search": ["a"], "domain": "d.l", "options": ["o"]}
+    acl = {"Type": "ACL", "Settings": {"Action": "Allow"}}
+    conf = overlay(
+        ipam=ipam(node),
+        dns=dns,
+        HcnPolicyArgs=[acl],
+        gateway="10.245.3.7",
+        runtimeConfig={
+            "dns": {"servers": ["10.0.0.2"], "searches": ["b"]},
+            "bandwidth": {"egressRate": 8000},
+        },
+    )
+    result = node.run("ADD", conf).expect()
+    assert dns | {"nameservers": ["10.0.0.2"], "search": ["b"]} == result["dns"]
+    assert "10.245.3.7" == result["ips"][0]["gateway"]
+    assert acl == node.policies()[0]
+    assert "QOS" == node.policies()[-1]["Type"]
+
+
 def test_all_verbs_work(node: Node) -> None:
     """CHECK, STATUS, GC and DEL on what ADD made."""
     conf = overlay(ipam=ipam(node), ipMasq=True, loopbackDSR=True)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pycni.errors import CniError, NotAvailable, doing
 from pycni.model.request import Attachment
-from pycni.model.result import Result
+from pycni.model.result import DNS, Result
 from pycni.net.hns_plan import (
     Spec,
     Step,
@@ -23,10 +23,11 @@ from pycni.net.hns_plan import (
     plan,
     plan_policies,
     result_of,
+    takes_gateway,
 )
 from pycni.net.undo import Gather, Undo
 from pycni.windows import errors, policies
-from pycni.windows.dialects import OWNER, V1, Dialect, Endpoint, Network
+from pycni.windows.dialects import OWNER, V1, Dialect, Endpoint, Network, Plan
 from pycni.windows.sandbox import Sandbox, endpoint_name
 from pycni.windows.service import Service
 
@@ -67,17 +68,18 @@ def add(service: Service, spec: Spec, sandbox: Sandbox, ipam: Ipam | None) -> Re
         if ipam is not None:
             # SPEC section 4: a delegate that failed is called again with DEL.
             undo.push(ipam.delete)
-            with doing("executing IPAM addition"):
-                addresses = ipam.add()
+            addresses = _ask_ipam(spec, network, ipam)
+        wanted = _plan(dialect, spec, network, name, addresses)
+        undo.commit()
+        # By name: a create may fail, and leave an endpoint all the same.
+        undo.push(_unwind, service.for_rollback(dialect), network, name, sandbox, ipam)
         try:
-            endpoint = _create(dialect, spec, network, name, addresses)
+            endpoint = dialect.create_endpoint(wanted)
         except errors.HnsTimeout as exc:
             # Whether the endpoint exists, or will, is not known. DEL finds it by its name.
             undo.commit()
             exc.add_note("the address stays reserved until DEL: the endpoint may still appear")
             raise
-        undo.commit()
-        undo.push(_unwind, service.for_rollback(dialect), endpoint, sandbox, ipam)
         _add_late_policies(dialect, spec, endpoint)
         with doing(f"attaching endpoint {name} to {sandbox.netns or sandbox.container_id}"):
             dialect.attach(endpoint, sandbox)
@@ -211,12 +213,19 @@ def _find_existing(
             raise errors.HnsConflict(
                 f"attach endpoint {name}",
                 errors.ALREADY_IN_NAMESPACE,
-                detail=f"it is attached to namespace {endpoint.namespace}",
+                detail=f"it is attached to {_place(endpoint)}",
             )
         else:
             log.warning("stale endpoint removed: name=%s id=%s", name, endpoint.ident)
             _remove(dialect, endpoint, sandbox)
     return alive
+
+
+def _place(endpoint: Endpoint) -> str:
+    """Where an endpoint in use is, in words."""
+    if endpoint.namespace is not None:
+        return f"namespace {endpoint.namespace}"
+    return "a container without a namespace"
 
 
 def _attach_existing(dialect: Dialect, endpoint: Endpoint, sandbox: Sandbox) -> None:
@@ -230,11 +239,27 @@ def _attach_existing(dialect: Dialect, endpoint: Endpoint, sandbox: Sandbox) -> 
             raise
 
 
-def _create(
+def _ask_ipam(spec: Spec, network: Network, ipam: Ipam) -> Result:
+    """IPAM's addresses, asked for once more if it gave the container its gateway's.
+
+    flannel's host-gw configuration lets it: host-local keeps the first address of the subnet for
+    the gateway, which on Windows is the second. host-local's next answer is another one.
+    """
+    with doing("executing IPAM addition"):
+        given = ipam.add()
+    if not takes_gateway(spec, network, given):
+        return given
+    log.info("IPAM gave the gateway's address and is asked again: network=%s", spec.network)
+    with doing("executing IPAM addition a second time"):
+        ipam.delete()
+        return ipam.add()
+
+
+def _plan(
     dialect: Dialect, spec: Spec, network: Network, name: str, addresses: Result | None
-) -> Endpoint:
+) -> Plan:
     features = dialect.hns.features if needs_features(spec, addresses) else None
-    wanted = plan(
+    return plan(
         spec,
         network,
         name,
@@ -242,7 +267,6 @@ def _create(
         features=features,
         management_ip=_management_ip(dialect, spec, network),
     )
-    return dialect.create_endpoint(wanted)
 
 
 def _add_late_policies(dialect: Dialect, spec: Spec, endpoint: Endpoint) -> None:
@@ -257,9 +281,14 @@ def _add_late_policies(dialect: Dialect, spec: Spec, endpoint: Endpoint) -> None
         dialect.add_policies(endpoint, missing)
 
 
-def _unwind(dialect: Dialect, endpoint: Endpoint, sandbox: Sandbox, ipam: Ipam | None) -> None:
-    """Undo a failed ADD: the endpoint, and if that is gone its addresses."""
-    _remove(dialect, endpoint, sandbox)
+def _unwind(
+    dialect: Dialect, network: Network, name: str, sandbox: Sandbox, ipam: Ipam | None
+) -> None:
+    """Undo a failed ADD: the endpoint if there is one, and when that is gone its addresses."""
+    with Gather(f"remove endpoint {name}") as gather:
+        for endpoint in dialect.find_endpoints(name):
+            if endpoint.network == network.ident:
+                gather.run(_remove, dialect, endpoint, sandbox)
     if ipam is not None:
         ipam.delete()
 
@@ -310,13 +339,28 @@ def _expect_result(spec: Spec, network: Network, endpoint: Endpoint, expected: R
             raise EndpointMismatch(
                 f"endpoint {endpoint.name} has MAC {endpoint.mac}, not {interface.mac}"
             )
-    for what, wanted, given in (
-        ("nameservers", spec.dns.nameservers, endpoint.dns.nameservers),
-        ("search", spec.dns.search, endpoint.dns.search),
+    _expect_dns(endpoint, spec.dns, expected.dns)
+
+
+def _expect_dns(endpoint: Endpoint, wanted: DNS, told: DNS) -> None:
+    """Raise unless the endpoint has the configured DNS.
+
+    Domain and options count if the service showed them to ADD; schema 1 has neither.
+    """
+    given = endpoint.dns
+    for what, expected, actual in (
+        ("nameservers", list(wanted.nameservers), list(given.nameservers)),
+        ("search", list(wanted.search), list(given.search)),
+        ("domain", wanted.domain if wanted.domain == told.domain else "", given.domain),
+        (
+            "options",
+            list(wanted.options if wanted.options == told.options else ()),
+            list(given.options),
+        ),
     ):
-        if wanted and wanted != given:
+        if expected and expected != actual:
             raise EndpointMismatch(
-                f"endpoint {endpoint.name} has DNS {what} {list(given)}, not {list(wanted)}"
+                f"endpoint {endpoint.name} has DNS {what} {actual}, not {expected}"
             )
 
 

@@ -206,6 +206,13 @@ def plan(
     )
 
 
+def takes_gateway(spec: Spec, network: Network, ipam: Result) -> bool:
+    """Whether IPAM gave the container the address of its gateway."""
+    interfaces = tuple(ip.address for ip in ipam.ips)
+    gateways = set(_gateways(spec, network, interfaces, ipam))
+    return any(interface.ip in gateways for interface in interfaces)
+
+
 def needs_features(spec: Spec, ipam: Result | None) -> bool:
     """Whether the plan depends on what the service can do."""
     six = any(ip.address.version == 6 for ip in ipam.ips) if ipam is not None else False

@@ -54,8 +54,9 @@ class WinOverlay(Plugin[WinOverlayConfig], type="win-overlay", config=WinOverlay
 
     def add(self, call: Call[WinOverlayConfig]) -> Result:
         """Create the endpoint and attach it; attached already is success."""
-        spec = make_spec(call.config)
-        return hns_attachment.add(service.connect(call.deadline), spec, sandbox(call), call.ipam)
+        place = sandbox(call)
+        spec = make_spec(call.config, place)
+        return hns_attachment.add(service.connect(call.deadline), spec, place, call.ipam)
 
     def delete(self, call: Call[WinOverlayConfig]) -> None:
         """Remove the endpoint, then its addresses."""
@@ -100,14 +101,16 @@ def sandbox(call: Call[WinOverlayConfig]) -> Sandbox:
     return Sandbox(call.request.netns, call.container_id)
 
 
-def make_spec(config: WinOverlayConfig) -> Spec:
+def make_spec(config: WinOverlayConfig, place: Sandbox | None = None) -> Spec:
     """What the configuration wants; raise InvalidConfig (7) before anything is touched."""
+    namespace = place.namespace if place is not None else None
+    api = config.apiVersion or (1 if namespace is None else 2)
     return Spec(
         network=config.name,
         kinds=KINDS,
         plugin="win-overlay",
         version=config.cniVersion,
-        steps=STEPS_V2 if config.apiVersion == 2 else STEPS_V1,
+        steps=STEPS_V2 if api == 2 else STEPS_V1,
         apiVersion=config.apiVersion,
         policies=parse_policies(config.policies, config.HcnPolicyArgs),
         dns=merge_dns(config.dns, config.runtimeConfig.dns),

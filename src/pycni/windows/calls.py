@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 120.0  # what Azure's plugin allows (azure-container-networking PR 1369)
 MOST_HANGING = 32
+_CLOSE_TIMEOUT_S = 2.0  # nobody needs the answer, and the thread goes on without us
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 
@@ -140,9 +141,13 @@ class Calls:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def close(self, closer: str, handle: int) -> None:
-        """Close a handle; a failure is logged, for the caller's work is done either way."""
+        """Close a handle; a failure is logged, for the caller's work is done either way.
+
+        With a little time of its own: handles are closed after the deadline too.
+        """
+        end = self._clock() + min(self.timeout_s, _CLOSE_TIMEOUT_S)
         try:
-            self._once(closer, abi.NIL, handle, (), self._clock() + self.timeout_s)
+            self._once(closer, abi.NIL, handle, (), end)
         except CniError as exc:
             log.warning("hns handle not closed: function=%s error=%s", closer, exc)
 

@@ -25,7 +25,7 @@ from pycni.windows.hns import Hns
 from pycni.windows.sandbox import Sandbox
 
 OWNER = "pycni"
-DEGRADED = 5
+DEGRADED = (5, "Degraded")
 ENABLE_DHCP = 32
 _MANAGEMENT_IP_WAIT_S, _MANAGEMENT_IP_PAUSE_S = 5.0, 0.5  # as flannel waits
 
@@ -188,10 +188,14 @@ class V2:
         return endpoint.namespace is not None and endpoint.namespace == sandbox.namespace
 
     def in_use(self, endpoint: Endpoint) -> bool:
-        """An endpoint may remember a namespace that is gone (antrea 2301)."""
-        if endpoint.namespace is None:
-            return False
-        return self.hcn.namespaces.find(endpoint.namespace) is not None
+        """Whether its namespace lives, or a container has it without one (made in schema 1).
+
+        An endpoint may remember a namespace that is gone (antrea 2301).
+        """
+        namespace = endpoint.namespace
+        if namespace is not None and self.hcn.namespaces.find(namespace) is not None:
+            return True
+        return bool(self.hcn.endpoints.find_containers(endpoint.ident))
 
     def attach(self, endpoint: Endpoint, sandbox: Sandbox) -> None:
         namespace = sandbox.get_namespace()
@@ -344,7 +348,7 @@ def _endpoint(found: schemas.Endpoint) -> Endpoint:
             domain=dns.Domain, search=dns.Search, nameservers=dns.ServerList, options=dns.Options
         ),
         policies=found.Policies,
-        degraded=found.State == DEGRADED,
+        degraded=found.State in DEGRADED,
         owner=found.Owner,
     )
 
@@ -366,7 +370,7 @@ def _endpoint_v1(found: schemas.EndpointV1) -> Endpoint:
         gateways=_addresses((found.GatewayAddress, found.GatewayAddressV6)),
         dns=DNS(search=_split(found.DNSSuffix), nameservers=_split(found.DNSServerList)),
         policies=tuple(policies.from_v1(policy) for policy in found.Policies),
-        degraded=found.State == DEGRADED,
+        degraded=found.State in DEGRADED,
     )
 
 

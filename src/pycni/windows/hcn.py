@@ -127,6 +127,14 @@ class Endpoints(Objects[schemas.Endpoint]):
         found = self.list(VirtualNetwork=str(network))
         return tuple(one for one in found if schemas.parse_id(one.HostComputeNetwork) == network)
 
+    def find_containers(self, ident: uuid.UUID) -> tuple[str, ...]:
+        """The containers plugged in without a namespace, which only the schema 1 view tells."""
+        with contextlib.suppress(errors.HnsNotFound):
+            view = self._query(ident, schemas.query(schemas.V1), schemas.EndpointV1)
+            assert isinstance(view, schemas.EndpointV1)
+            return view.SharedContainers
+        return ()
+
     def apply_policies(self, ident: uuid.UUID, policies: tuple[schemas.Policy, ...]) -> None:
         settings = {"Policies": [msgspec.to_builtins(policy) for policy in policies]}
         self.modify(
@@ -182,6 +190,6 @@ class Hcn:
 def decode(text: str, document: Any) -> Any:
     """The service's JSON as `document`; what it should not say is an error of the service."""
     try:
-        return msgspec.json.decode(text, type=document)
+        return schemas.decode(text, document)
     except msgspec.DecodeError as exc:
         raise errors.HnsError("read reply", 0x803B001B, detail=f"{exc}: {text[:200]}") from exc

@@ -29,7 +29,7 @@ class Rest:
         )
         said = msgspec.json.decode(reply.text, type=errors.Record).Output
         try:
-            return msgspec.json.decode(bytes(said) or b"null", type=output)
+            return schemas.decode(bytes(said) or b"null", output)
         except msgspec.DecodeError as exc:
             raise errors.HnsError(
                 f"HNSCall {method} {path}", 0x803B001B, detail=f"{exc}: {reply.text[:200]}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 PROTOCOLS = {"icmpv4": 1, "igmp": 2, "tcp": 6, "udp": 17, "icmpv6": 58}
 _PROTOCOL_NAMES = {number: name.upper() for name, number in PROTOCOLS.items()}
 _HIGHEST_PROTOCOL = 1023  # ten bits, as the reference reads it
+
+_LEADING_ZERO = re.compile(r"^0(?=[0-9])")  # an octal number in Go, an error in Python
 
 # Flags of a port mapping.
 LOCAL_ROUTED_VIP = 1
@@ -171,7 +174,7 @@ def from_v1(flat: Mapping[str, Any]) -> Policy:
 def parse_protocol(text: str) -> int | None:
     """A protocol's number: a number in any of Go's bases, or a name; None if it is neither."""
     try:
-        number = int(text, 0) if text[:1].isdigit() else -1
+        number = int(_LEADING_ZERO.sub("0o", text), 0) if text[:1].isdigit() else -1
     except ValueError:
         number = -1
     if 0 <= number <= _HIGHEST_PROTOCOL:

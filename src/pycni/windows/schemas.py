@@ -2,8 +2,8 @@
 """The JSON documents of the host networking service, schema 2 (HCN) and schema 1 (HNS).
 
 Field names are the service's. A field that is None or empty is left out of a request. Replies
-carry much more than is read here; what is unknown is ignored. Ids come back in either case, and
-compare as `uuid.UUID`s do.
+carry much more than is read here; what is unknown is ignored, null is the same as absent, and what
+has a number may come by name. Ids come back in either case, and compare as `uuid.UUID`s do.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Network(Document, frozen=True, kw_only=True):
     Policies: tuple[Policy, ...] = ()
     Dns: DnsSettings | None = None
     Ipams: tuple[Ipam, ...] = ()
-    Flags: int | None = None
+    Flags: int | str | None = None
     SchemaVersion: Schema | None = None
     Owner: str = ""
 
@@ -103,7 +103,8 @@ class Network(Document, frozen=True, kw_only=True):
     def kind(self) -> str:
         """The type by name."""
         if isinstance(self.Type, int):
-            return NETWORK_TYPES[self.Type]
+            known = 0 <= self.Type < len(NETWORK_TYPES)
+            return NETWORK_TYPES[self.Type] if known else str(self.Type)
         return self.Type or "NAT"
 
     @property
@@ -138,11 +139,11 @@ class Endpoint(Document, frozen=True, kw_only=True):
     Dns: DnsSettings | None = None
     Routes: tuple[Route, ...] = ()
     MacAddress: str = ""
-    Flags: int | None = None
+    Flags: int | str | None = None
     Health: dict[str, Any] | None = None
     SchemaVersion: Schema | None = None
     Owner: str = ""
-    State: int | None = None
+    State: int | str | None = None
 
     @property
     def ident(self) -> uuid.UUID:
@@ -183,11 +184,11 @@ class Namespace(Document, frozen=True, kw_only=True):
 
 
 class LoadBalancerPortMapping(Document, frozen=True, kw_only=True):
-    Protocol: int | None = None
+    Protocol: int | str | None = None
     InternalPort: int | None = None
     ExternalPort: int | None = None
-    DistributionType: int | None = None
-    Flags: int | None = None
+    DistributionType: int | str | None = None
+    Flags: int | str | None = None
 
 
 class LoadBalancer(Document, frozen=True, kw_only=True):
@@ -197,7 +198,7 @@ class LoadBalancer(Document, frozen=True, kw_only=True):
     FrontendVIPs: tuple[str, ...] = ()
     PortMappings: tuple[LoadBalancerPortMapping, ...] = ()
     Policies: tuple[Policy, ...] = ()
-    Flags: int | None = None
+    Flags: int | str | None = None
     SchemaVersion: Schema | None = None
 
 
@@ -253,7 +254,7 @@ class EndpointV1(Document, frozen=True, kw_only=True):
     GatewayAddressV6: str = ""
     Namespace: NamespaceV1 | None = None
     SharedContainers: tuple[str, ...] = ()
-    State: int | None = None
+    State: int | str | None = None
 
     @property
     def ident(self) -> uuid.UUID:
@@ -286,6 +287,20 @@ class Version(Document, frozen=True, kw_only=True):
 def encode(document: object) -> str:
     """Compact JSON text."""
     return msgspec.json.encode(document).decode()
+
+
+def decode(text: str | bytes, document: Any) -> Any:
+    """The service's JSON as `document`; raise `msgspec.DecodeError` for what is not one."""
+    return msgspec.convert(_without_nulls(msgspec.json.decode(text)), document)
+
+
+def _without_nulls(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+        case list():
+            return [_without_nulls(one) for one in value if one is not None]
+    return value
 
 
 def parse_id(text: str) -> uuid.UUID | None:
