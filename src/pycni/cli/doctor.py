@@ -39,6 +39,9 @@ def doctor(context: typer.Context) -> None:
 def ping(address: str) -> bool:
     """Whether one of three packets is answered."""
     command = ["ping", "-n", "3", "-w", "1000", address]
-    done = subprocess.run(command, capture_output=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except OSError:  # no such program: as good as no answer
+        return False
     # Windows' ping succeeds on "destination unreachable" too; only a reply names a TTL.
     return done.returncode == 0 and b"TTL=" in done.stdout

@@ -3,13 +3,13 @@
 
 `examine` makes a NAT network and a namespace of its own, attaches, checks, pings and detaches
 with the built-in plugin `nat`, asks the service everything the simulator only supposes of it, and
-removes what it made. Each step gives one `Finding`; a step that fails does not stop the others.
+removes what it made. Each step gives one `Finding`; a step that fails does not stop the others, and
+the last one says what could not be removed.
 It runs on the simulator as well, where nothing may differ; `pycni doctor` runs it on Windows.
 """
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import uuid
 from collections.abc import Callable, Iterator
@@ -32,6 +32,9 @@ from pycni.windows.service import Service, connect
 NETWORK = "pycni-doctor"
 CONTAINER = "pycni-doctor"
 PREFIX = "172.31.254"
+PROBES = ("doctor-1", "doctor-2", "doctor-bad")
+CLEANUP_S = 60.0
+OWNER_KEPT = "the service keeps an endpoint's Owner"
 CONFIG: dict[str, Any] = {
     "cniVersion": "1.1.0",
     "name": NETWORK,
@@ -69,16 +72,30 @@ def examine(*, ping: Ping, timeout_s: float = 300.0) -> Iterator[Finding]:
     if found.verdict is not Verdict.OK:
         return
     yield _attempt("its networks", lambda: _networks(service))
-    with contextlib.ExitStack() as cleanup:
-        cleanup.callback(_remove_all, service)
-        yield from _exercise(service, deadline, ping, cleanup)
+    namespaces: list[uuid.UUID] = []
+    left: list[str] = []
+    try:
+        yield from _exercise(service, deadline, ping, namespaces)
         yield from _probe(service)
+    finally:
+        # With time of its own, or nothing could be removed once the time is over.
+        left += _remove_all(connect(Deadline(CLEANUP_S)), namespaces)
+    verdict = Verdict.FAILED if left else Verdict.OK
+    yield Finding("what was made is removed", verdict, "; ".join(left))
 
 
 def _attempt(what: str, step: Callable[[], str]) -> Finding:
     """Run one step; its text is the detail."""
     try:
         return Finding(what, Verdict.OK, step())
+    except CniError as error:
+        return Finding(what, Verdict.FAILED, str(error))
+
+
+def _attempt_finding(what: str, step: Callable[[], Finding]) -> Finding:
+    """Run a step that judges for itself; an error is a failure of `what`."""
+    try:
+        return step()
     except CniError as error:
         return Finding(what, Verdict.FAILED, str(error))
 
@@ -130,8 +147,8 @@ class _Plugin:
 
     @property
     def address(self) -> str:
-        """The container's address by the result."""
-        ips = msgspec.json.decode(self.result)["ips"]
+        """The container's address by the result; empty if it names none."""
+        ips = msgspec.json.decode(self.result).get("ips") or [{"address": ""}]
         return str(ips[0]["address"]).partition("/")[0]
 
 
@@ -143,16 +160,20 @@ class _NoIpam:
 
 
 def _exercise(
-    service: Service, deadline: Deadline, ping: Ping, cleanup: contextlib.ExitStack
+    service: Service, deadline: Deadline, ping: Ping, namespaces: list[uuid.UUID]
 ) -> Iterator[Finding]:
-    """Create, attach, ping, delete."""
+    """Create, attach, ping, delete; `namespaces` gets what is to be removed in the end."""
+    ident = uuid.uuid4()
+    namespaces.append(ident)  # before: a create may fail, and leave one all the same
+    wish = schemas.Namespace(ID=str(ident), SchemaVersion=schemas.V2)
     try:
-        namespace = service.hcn.namespaces.create(schemas.Namespace(SchemaVersion=schemas.V2))
+        namespace = service.hcn.namespaces.create(wish)
     except CniError as error:
         yield Finding("create a namespace", Verdict.FAILED, str(error))
         return
-    ident = uuid.UUID(namespace.ID)
-    cleanup.callback(_quietly, service.hcn.namespaces.remove, ident)
+    if namespace.ID.casefold() != str(ident):  # the service may choose another one
+        ident = uuid.UUID(namespace.ID)
+        namespaces.append(ident)
     yield Finding("create a namespace", Verdict.OK, f"compartment {namespace.NamespaceId}")
     plugin = _Plugin(str(ident), deadline)
     added = _attempt("ADD makes network and endpoint", lambda: plugin.run(Verb.ADD))
@@ -163,7 +184,7 @@ def _exercise(
         yield _attempt("STATUS passes", lambda: plugin.run(Verb.STATUS))
         yield _attempt("GC spares what is valid", lambda: _collect(plugin))
         yield _answers(plugin, ping)
-        yield _owner(service)
+        yield _attempt_finding(OWNER_KEPT, lambda: _owner(service))
     yield _attempt("DEL removes the endpoint", lambda: _delete(service, plugin))
     yield _attempt("a second DEL succeeds", lambda: plugin.run(Verb.DEL))
 
@@ -191,6 +212,8 @@ def _delete(service: Service, plugin: _Plugin) -> str:
 
 def _answers(plugin: _Plugin, ping: Ping) -> Finding:
     """The namespace has a network stack of its own, which should answer without a container."""
+    if not plugin.address:
+        return Finding("the result names an address", Verdict.FAILED, plugin.result.decode())
     what = f"{plugin.address} answers pings from the node"
     if ping(plugin.address):
         return Finding(what, Verdict.OK)
@@ -199,12 +222,11 @@ def _answers(plugin: _Plugin, ping: Ping) -> Finding:
 
 def _owner(service: Service) -> Finding:
     """GC tells its own endpoints by the Owner, if the service keeps it."""
-    (found,) = service.hcn.endpoints.find_all_named(f"{CONTAINER}_{NETWORK}")
-    if found.Owner:
-        return Finding("the service keeps an endpoint's Owner", Verdict.OK, found.Owner)
-    return Finding(
-        "the service keeps an endpoint's Owner", Verdict.DIFFERS, "GC will go by names only"
-    )
+    found = service.hcn.endpoints.find_all_named(f"{CONTAINER}_{NETWORK}")
+    owner = ", ".join(endpoint.Owner for endpoint in found)
+    if owner:
+        return Finding(OWNER_KEPT, Verdict.OK, owner)
+    return Finding(OWNER_KEPT, Verdict.DIFFERS, "GC will go by names only")
 
 
 # -- the simulator's suppositions ------------------------------------------------------------------
@@ -212,9 +234,14 @@ def _owner(service: Service) -> Finding:
 
 def _probe(service: Service) -> Iterator[Finding]:
     """Ask the service what the simulator answers from inference."""
-    found = service.hcn.networks.find_all_named(NETWORK)
+    what = "a network to try the simulator's rules on"
+    try:
+        found = service.hcn.networks.find_all_named(NETWORK)
+    except CniError as error:
+        yield Finding(what, Verdict.FAILED, str(error))
+        return
     if not found:
-        yield Finding("the simulator's rules", Verdict.FAILED, "there is no network to try them on")
+        yield Finding(what, Verdict.FAILED, "there is none")
         return
     network = found[0].ident
     yield _expect_code(
@@ -227,12 +254,22 @@ def _probe(service: Service) -> Iterator[Finding]:
     )
     for what, code, endpoint in _bad_endpoints():
         yield _expect_code(what, code, _creating(service, network, endpoint))
-    first = service.hcn.endpoints.create(network, _endpoint("doctor-1", port=47998))
-    for what, code, endpoint in (
-        ("an address twice", hns_rules.RESERVED_ADDRESS, _endpoint("doctor-2", first)),
-        ("a host port twice", hns_rules.PORT_EXISTS, _endpoint("doctor-2", port=47998)),
-    ):
-        yield _expect_code(what, code, _creating(service, network, endpoint))
+    yield from _probe_twice(service, network)
+
+
+def _probe_twice(service: Service, network: uuid.UUID) -> Iterator[Finding]:
+    """What no second endpoint may have, and whether a network in use can be removed."""
+    try:
+        first = service.hcn.endpoints.create(network, _endpoint("doctor-1", port=47998))
+    except CniError as error:
+        yield Finding("an endpoint with a port mapping", Verdict.FAILED, str(error))
+        return
+    if first.IpConfigurations:
+        twin = _endpoint("doctor-2", first)
+        create = _creating(service, network, twin)
+        yield _expect_code("an address twice", hns_rules.RESERVED_ADDRESS, create)
+    create = _creating(service, network, _endpoint("doctor-2", port=47998))
+    yield _expect_code("a host port twice", hns_rules.PORT_EXISTS, create)
     yield _expect_code(
         "a network in use removed",
         hns_rules.HAS_REFERENCES,
@@ -322,16 +359,32 @@ def _expect_code(what: str, code: int, step: Callable[[], object]) -> Finding:
 # -- cleaning up -----------------------------------------------------------------------------------
 
 
-def _remove_all(service: Service) -> None:
-    """Everything of ours, by name: also what an interrupted run left."""
-    names = (f"{CONTAINER}_{NETWORK}", "doctor-1", "doctor-2", "doctor-bad")
-    for name in names:
-        for endpoint in service.hcn.endpoints.find_all_named(name):
-            _quietly(service.hcn.endpoints.remove, endpoint.ident)
-    for network in service.hcn.networks.find_all_named(NETWORK):
-        _quietly(service.hcn.networks.remove, network.ident)
+def _remove_all(service: Service, namespaces: list[uuid.UUID]) -> list[str]:
+    """Everything of ours, also what an interrupted run left; what went wrong, in words.
+
+    Endpoints are ours by their names on our network: elsewhere somebody else may use them.
+    """
+    hcn = service.hcn
+    left = [text for one in namespaces for text in _gather(hcn.namespaces.remove, one, "namespace")]
+    try:
+        networks = hcn.networks.find_all_named(NETWORK)
+    except CniError as error:
+        return [*left, f"network {NETWORK}: {error}"]
+
+    def empty_and_remove(network: uuid.UUID) -> None:
+        for endpoint in hcn.endpoints.list_on(network):
+            if endpoint.Name in (f"{CONTAINER}_{NETWORK}", *PROBES):
+                hcn.endpoints.remove(endpoint.ident)
+        hcn.networks.remove(network)
+
+    for network in networks:
+        left += _gather(empty_and_remove, network.ident, f"network {NETWORK}")
+    return left
 
 
-def _quietly(remove: Callable[[uuid.UUID], None], ident: uuid.UUID) -> None:
-    with contextlib.suppress(CniError):
+def _gather(remove: Callable[[uuid.UUID], None], ident: uuid.UUID, what: str) -> list[str]:
+    try:
         remove(ident)
+    except CniError as error:
+        return [f"{what} {ident}: {error}"]
+    return []
