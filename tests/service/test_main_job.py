@@ -19,16 +19,17 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from pycni.errors import CniError, InvalidConfig, InvalidEnvironment, InvalidNetns
+from pycni.errors import CniError, DecodeFailure, InvalidConfig, InvalidEnvironment, InvalidNetns
 from pycni.kernel.netns import Netns, remove_named
 from pycni.service import wire
 from pycni.service.pb.cni.v2alpha1 import (
     attachments_pb2,
     config_pb2,
     networks_pb2,
+    params_pb2,
 )
 from pycni.testing.world import snapshot
-from tests.service_host import Service
+from tests.service_host import Service, status_of
 
 pytestmark = [pytest.mark.root, pytest.mark.nft]
 
@@ -140,8 +141,11 @@ BAD_NETWORKS = {
 def test_a_bad_network_is_refused(node: Service, name: str) -> None:
     """With the class and the JSON path of the fault; it is not stored."""
     keys, kind, words = BAD_NETWORKS[name]
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=words) as caught:
         node.put(node.config(**keys))
+    assert grpc.StatusCode.INVALID_ARGUMENT is status_of(caught)
+    assert (0, "bridge") == (caught.value.plugin_index, caught.value.plugin_type)
+    assert "edge" == caught.value.network
     assert not node.client.networks.List(networks_pb2.ListNetworksRequest()).networks
 
 
@@ -154,24 +158,64 @@ def test_an_unknown_plugin_and_an_unsupported_version(node: Service) -> None:
     assert 3 == caught.value.plugin_index
     old = node.config() | {"cniVersion": "9.9.9"}
     old.pop("cniVersions")
-    with pytest.raises(CniError, match=r"9\.9\.9"):
+    with pytest.raises(CniError, match=r"9\.9\.9") as version:
         node.put(old)
+    assert grpc.StatusCode.FAILED_PRECONDITION is status_of(version)
 
 
-BAD_ADDS: dict[str, tuple[dict[str, Any], type[CniError], str]] = {
+BAD_ADDS: dict[str, tuple[dict[str, Any], type[CniError], str, str]] = {
     "an ifname of 16 bytes": (
         {"ifname": "e" * 16},
         InvalidEnvironment,
         "interface name is too long",
+        "ifname",
     ),
-    "a namespace that is none": ({"netns": "/etc/hostname"}, InvalidNetns, "unknown FS magic"),
-    "a namespace that is missing": ({"netns": "/run/netns/nobody"}, InvalidNetns, "nobody"),
+    "a namespace that is none": (
+        {"netns": "/etc/hostname"},
+        InvalidNetns,
+        "unknown FS magic",
+        "netns",
+    ),
+    "a namespace that is missing": (
+        {"netns": "/run/netns/nobody"},
+        InvalidNetns,
+        "nobody",
+        "netns",
+    ),
     "a mapping of port 0": (
         {"ports": [{"hostPort": 0, "containerPort": 80}]},
         InvalidConfig,
-        r"portMappings\[0\]\.hostPort",
+        r"plugins\[2\]\.runtimeConfig\.portMappings\[0\]\.hostPort",
+        'capability_args.json["portMappings"][0].hostPort',
     ),
-    "a container id with a slash": ({"container_id": "a/b"}, CniError, "containerID"),
+    "a typed mapping of port 0": (
+        {
+            "capability_args": params_pb2.CapabilityArgs(
+                port_mappings={"mappings": [{"host_port": 1}, {"container_port": 80}]}
+            )
+        },
+        InvalidConfig,
+        "portMappings",
+        "capability_args.port_mappings.mappings[0].container_port",
+    ),
+    "a capability that is no JSON": (
+        {"capability_args": params_pb2.CapabilityArgs(json={"mac": b"{"})},
+        DecodeFailure,
+        "not valid JSON",
+        'capability_args.json["mac"]',
+    ),
+    "an argument with a semicolon": (
+        {"cni_args": [params_pb2.CniArg(key="a"), params_pb2.CniArg(key="b", value=";")]},
+        InvalidEnvironment,
+        "CNI_ARGS",
+        "cni_args[1].value",
+    ),
+    "a container id with a slash": (
+        {"container_id": "a/b"},
+        InvalidEnvironment,
+        "containerID",
+        "container_id",
+    ),
 }
 
 
@@ -180,12 +224,15 @@ def test_a_bad_add_leaves_nothing(
     node: Service, make_netns: Callable[..., Netns], name: str
 ) -> None:
     """The fault is found before anything is made: no lease, no attachment, no link."""
-    keys, kind, words = BAD_ADDS[name]
+    keys, kind, words, field = BAD_ADDS[name]
     node.put(node.config())
     before = snapshot(node.host)
     arguments = {"container_id": "c1", "netns": make_netns("c1").path, **keys}
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=words) as caught:
         node.add(**arguments)
+    assert grpc.StatusCode.INVALID_ARGUMENT is status_of(caught)
+    assert (field, "NONE") == (caught.value.field, caught.value.residue)
+    assert ("edge", arguments["container_id"]) == (caught.value.network, caught.value.container_id)
     assert [] == node.held() + attachments(node)
     assert [] == before.diff(snapshot(node.host))
 
@@ -223,10 +270,12 @@ def test_an_exhausted_range_and_a_taken_port(
 def test_a_request_of_65_mb_is_refused(node: Service) -> None:
     """With a CniError that names the limit; the service lives on."""
     message = config_pb2.NetworkConfig(json=b'{"x": "' + b"x" * (65 * MB) + b'"}')
+    networks = node.client.networks
     with pytest.raises(CniError, match="bytes and 16777216 are allowed") as caught:
-        node.client.networks.Put(networks_pb2.PutNetworkRequest(config=message))
+        networks.Put(networks_pb2.PutNetworkRequest(config=message))
+    assert grpc.StatusCode.RESOURCE_EXHAUSTED is status_of(caught)
     assert 6 == caught.value.wire_code
-    node.client.networks.List(networks_pb2.ListNetworksRequest())
+    networks.List(networks_pb2.ListNetworksRequest())
 
 
 def test_every_method_that_reflection_shows_answers(node: Service) -> None:
@@ -255,7 +304,7 @@ def _call(channel: grpc.Channel, method: Any) -> None:
         (True, True): channel.stream_stream,
     }[streams]
     stub = kind(path, lambda m: m.SerializeToString(), response.FromString)
-    failure: grpc.RpcError | None = None
+    failure: Any = None
     try:
         answer = stub(iter([request]) if streams[0] else request, timeout=10)
         if streams[1]:
@@ -264,6 +313,7 @@ def _call(channel: grpc.Channel, method: Any) -> None:
     except grpc.RpcError as failed:
         failure = failed
     assert failure is None or wire.find_error(failure) is not None, (path, failure)
+    assert failure is None or failure.code() is not grpc.StatusCode.UNIMPLEMENTED, path
 
 
 def test_the_socket_is_the_owners_alone(node: Service) -> None:

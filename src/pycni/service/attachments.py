@@ -43,7 +43,7 @@ class AttachmentsService(attachments_pb2_grpc.AttachmentsServicer):
     ) -> attachments_pb2.AddResponse:
         """Attach; the caller's deadline or departure stops it and starts the clean-up."""
         cleanup = request.cleanup_on_failure if request.HasField("cleanup_on_failure") else None
-        with params.concerning(_ref_key(request), request):
+        with params.concerning(_ref_key(request), request, residue="NONE"):
             added = self._node.add(
                 self._configs.parse_ref(request.network),
                 params.parse_params(request),
@@ -137,7 +137,7 @@ class AttachmentsService(attachments_pb2_grpc.AttachmentsServicer):
         for index, interface in enumerate(request.interfaces):
             where = f"interfaces[{index}]."
             key = _ref_key(interface, container_id=request.container_id)
-            with params.concerning(key, interface, where=where):
+            with params.concerning(key, interface, where=where, residue="NONE"):
                 network = self._configs.parse_ref(interface.network, where=f"{where}network")
                 given = params.parse_params(
                     interface,

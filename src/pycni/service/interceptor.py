@@ -12,9 +12,10 @@ from concurrent import futures
 from typing import Any, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2
 
-from pycni.errors import CniError, TryAgain
+from pycni.errors import CniError, DecodeFailure, TryAgain
 from pycni.runtime import trace
 from pycni.service import wire
 from pycni.service.access import PUBLIC, READ_ONLY, Identity, Policy, TooManyCalls
@@ -41,6 +42,7 @@ LAST = (
 )
 
 Handler = Callable[[Any, grpc.ServicerContext], Any]
+Reader = Callable[[bytes], Any]
 
 
 class ServiceStopping(TryAgain):
@@ -113,26 +115,27 @@ class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic onl
         if handler is None:
             return handler
         method = handler_call_details.method
-        serializers = (handler.request_deserializer, handler.response_serializer)
+        read = handler.request_deserializer
+        # gRPC gets the bytes as they are: its own failure to read them carries no CniError.
+        serializers = (None, handler.response_serializer)
         if handler.unary_unary:
-            wrapped = self._unary(handler.unary_unary, method)
+            wrapped = self._unary(_reading(handler.unary_unary, read), method)
             return grpc.unary_unary_rpc_method_handler(wrapped, *serializers)
         if handler.unary_stream:
             if hasattr(handler.unary_stream, "experimental_non_blocking"):
                 return handler  # health's Watch: it needs no thread, and hides nothing
-            wrapped = self._stream(handler.unary_stream, method)
+            wrapped = self._stream(_reading(handler.unary_stream, read), method)
             return grpc.unary_stream_rpc_method_handler(wrapped, *serializers)
         if handler.stream_unary:
-            wrapped = self._unary_reply(handler.stream_unary, method)
+            wrapped = self._unary_reply(_reading_all(handler.stream_unary, read), method)
             return grpc.stream_unary_rpc_method_handler(wrapped, *serializers)
-        wrapped = self._stream(handler.stream_stream, method)
+        wrapped = self._stream(_reading_all(handler.stream_stream, read), method)
         return grpc.stream_stream_rpc_method_handler(wrapped, *serializers)
 
     def _unary(self, handler: Handler, method: str) -> Handler:
         def call(request: Any, context: grpc.ServicerContext) -> Any:
             try:
                 self._admit(method, context)
-                _check_size(request)
                 with self._gate.passing(method), trace.bound(_variables(context)):
                     return handler(request, context)
             except Exception as exc:  # noqa: BLE001 - service boundary: every failure is a status
@@ -158,8 +161,6 @@ class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic onl
         def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             try:
                 self._admit(method, context)
-                if hasattr(request, "ByteSize"):  # else it is a stream too
-                    _check_size(request)
                 with self._place():
                     yield from handler(request, context)
             except Exception as exc:  # noqa: BLE001 - service boundary: every failure is a status
@@ -188,13 +189,26 @@ def _variables(context: grpc.ServicerContext) -> dict[str, str]:
     return {key.upper(): str(value) for key, value in context.invocation_metadata()}
 
 
-def _check_size(request: Any) -> None:
-    size = request.ByteSize()
-    if size > MAX_REQUEST_BYTES:
+def _reading(handler: Handler, read: Reader) -> Handler:
+    """`handler`, which takes a message, as one that takes the bytes of it."""
+    return lambda data, context: handler(_parse(data, read), context)
+
+
+def _reading_all(handler: Handler, read: Reader) -> Handler:
+    """The same for a stream of messages."""
+    return lambda stream, context: handler((_parse(data, read) for data in stream), context)
+
+
+def _parse(data: bytes, read: Reader) -> Any:
+    if len(data) > MAX_REQUEST_BYTES:
         raise TooLarge(
-            f"the request has {size} bytes and {MAX_REQUEST_BYTES} are allowed",
+            f"the request has {len(data)} bytes and {MAX_REQUEST_BYTES} are allowed",
             hint="a network configuration has a few thousand",
         )
+    try:
+        return read(data)
+    except DecodeError as exc:
+        raise DecodeFailure("the request is not the protobuf message that this call takes") from exc
 
 
 def _fail(exc: Exception, method: str, context: grpc.ServicerContext) -> None:

@@ -78,11 +78,17 @@ def _parse_cni_args(request: Any, where: str) -> tuple[tuple[str, str], ...]:
 
 
 @contextlib.contextmanager
-def concerning(key: AttachmentKey, request: Any = None, *, where: str = "") -> Iterator[None]:
-    """Write on a passing error which attachment it concerns, and the field at fault."""
+def concerning(
+    key: AttachmentKey, request: Any = None, *, where: str = "", residue: str | None = None
+) -> Iterator[None]:
+    """Write on a passing error which attachment it concerns, and the field at fault.
+
+    `residue` is what it has left if whoever raised it does not say.
+    """
     try:
         yield
     except CniError as error:
+        error.residue = error.residue or residue
         for one in (error, *getattr(error, "errors", ())):
             if not (one.network or one.container_id):
                 views.about(one, key)
@@ -92,7 +98,7 @@ def concerning(key: AttachmentKey, request: Any = None, *, where: str = "") -> I
 
 def _find_field(error: CniError, request: Any, where: str) -> str:
     """The field behind a fault that was found further down; empty if there is none."""
-    if isinstance(error, InvalidNetns) and error.plugin_type is None:
+    if isinstance(error, InvalidNetns):
         return "netns"
     found = RUNTIME_CONFIG.match(error.msg)
     if found is None or request is None:

@@ -78,8 +78,10 @@ class Types:
         Raises InvalidConfig (7) for a set that is not whole, TypeConflict for another definition
         of a known type, DecodeFailure (6) for bytes that are no set.
         """
-        files = _parse(descriptors)
-        classes = dict(_message_classes(files))
+        try:
+            classes = dict(_message_classes(_parse(descriptors)))
+        except (KeyError, ValueError) as exc:  # names that are not UTF-8, which nobody checks
+            raise InvalidConfig(f"descriptors: {exc}") from exc
         with self._lock:
             known = [name for name in classes if self.find(name) is not None]
             for name in known:
