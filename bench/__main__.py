@@ -25,6 +25,7 @@ from bench.world import Container
 VERBS = ("ADD", "CHECK", "DEL")
 WARM_UP = 3
 CROWD = 1000
+WIDTH = 140
 
 
 def measure(
@@ -156,7 +157,8 @@ def main(
     crowd: Annotated[bool, typer.Option(help="Measure with 1,000 attachments as well.")] = True,
 ) -> None:
     """Compare pycni with the Go plugins on this machine."""
-    console = Console()
+    # A file or a pipe has no width of its own, and the default folds every number away.
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     with contextlib.ExitStack() as closing:
         subjects: list[Subject] = []
         for side in (Service, InProcess, GoChain):
