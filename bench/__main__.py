@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from bench import api
 from bench.execs import Chain, Executables
 from bench.sides import GoChain, InProcess, Service, Subject, milliseconds
 from bench.world import Container
@@ -104,6 +105,14 @@ def _adds(service: Service, runs: int, *, first: int) -> list[float]:
     return values
 
 
+def measure_api() -> tuple[list[dict[str, Any]], float]:
+    """An Add of `loopback` beside an echo and the plugin's own time, and the ratio of them."""
+    samples = api.run()
+    sides = {"add": "service", "echo": "grpc alone", "plugin": "loopback alone"}
+    rows = [row("loopback", "ADD", sides[name], values) for name, values in samples.items()]
+    return rows, api.ratio(samples)
+
+
 def measure_help(runs: int) -> dict[str, Any]:
     """`pycni --help` as a process."""
     values = []
@@ -177,10 +186,13 @@ def main(
             faster = ratios(rows)
             if crowd:
                 rows += measure_crowd(service, runs, progress)
-            rows.append(measure_help(10))
+            more, api_ratio = measure_api()
+            rows += [*more, measure_help(10)]
     print_table(console, rows, faster)
+    console.print(f"loopback: ADD takes {api_ratio:.2f} times an echo and the plugin's own time")
     if json_file is not None:
-        json_file.write_text(json.dumps({"rows": rows, "ratios": faster}, indent=2) + "\n")
+        figures = {"rows": rows, "ratios": faster, "api_ratio": round(api_ratio, 2)}
+        json_file.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ NETWORK = {"cniVersion": "1.1.0", "name": "lo", "plugins": [{"type": "loopback"}
 FREE = Rate(per_second=0, burst=0)
 
 
-class Echo(grpc.GenericRpcHandler):
+class Echo(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic only in the stubs
     """One method that returns what it is given."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -75,7 +75,7 @@ def measure(socket: Path, netns: str, rounds: int) -> dict[str, list[float]]:
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         grpc.channel_ready_future(channel).result(START_TIMEOUT_S)
         attachments = attachments_pb2_grpc.AttachmentsStub(channel)
-        echo = channel.unary_unary(ECHO)
+        echo: Callable[[bytes], bytes] = channel.unary_unary(ECHO, bytes, bytes)
         ref = config_pb2.NetworkRef(name="lo")
         for number in range(rounds + WARM_UP):
             named: dict[str, Any] = {

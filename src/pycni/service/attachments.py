@@ -235,13 +235,26 @@ def _steps(steps: Sequence[Step]) -> list[attachments_pb2.PluginStep]:
     return [_step(step) for step in steps]
 
 
+_VERBS = {verb: error_pb2.Verb.Value(f"VERB_{verb}") for verb in model.Verb}
+_EXECUTORS = {
+    "builtin": attachments_pb2.EXECUTOR_KIND_BUILTIN,
+    "exec": attachments_pb2.EXECUTOR_KIND_EXEC,
+    "daemon": attachments_pb2.EXECUTOR_KIND_DAEMON,
+}
+
+
+def _duration(seconds: float) -> duration_pb2.Duration:
+    whole = int(seconds)
+    return duration_pb2.Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
+
+
 def _step(step: Step) -> attachments_pb2.PluginStep:
     message = attachments_pb2.PluginStep(
         plugin_type=step.plugin_type,
         plugin_index=step.plugin_index,
-        verb=error_pb2.Verb.Value(f"VERB_{step.verb}"),
-        executor=attachments_pb2.ExecutorKind.Value(f"EXECUTOR_KIND_{step.executor.upper()}"),
-        duration=duration_pb2.Duration(nanos=min(int(step.duration_s * 1e9), 999_999_999)),
+        verb=_VERBS[step.verb],
+        executor=_EXECUTORS.get(step.executor, attachments_pb2.EXECUTOR_KIND_UNSPECIFIED),
+        duration=_duration(step.duration_s),
     )
     if step.error is not None:
         message.error.CopyFrom(wire.error_message(step.error))

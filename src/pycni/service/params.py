@@ -46,12 +46,16 @@ def parse_params(
     `where` is the path of that interface; container and namespace then stand above it.
     """
     container_id = container_id or getattr(request, "container_id", "")
-    with field("container_id"):
+    place = "container_id"
+    try:  # plain, as every Add comes through here
         ContainerId.parse(container_id)
-    with field(f"{where}ifname"):
+        place = f"{where}ifname"
         IfName.parse(request.ifname)
-    with field(f"{where}capability_args"):
+        place = f"{where}capability_args"
         capability_args = parse_capability_args(request.capability_args)
+    except CniError as error:
+        error.field = f"{where}{error.field}" if error.field else place
+        raise
     return AttachmentParams(
         container_id=container_id,
         netns=netns or getattr(request, "netns", ""),
@@ -149,6 +153,8 @@ def parse_capability_args(arguments: params_pb2.CapabilityArgs) -> dict[str, msg
     both ways and differs.
     """
     found: dict[str, msgspec.Raw] = {}
+    if not arguments.ListFields():
+        return found
     for name, document in arguments.json.items():
         place = f'capability_args.json["{name}"]'
         with field(place):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -10,7 +11,7 @@ from google.protobuf import timestamp_pb2
 
 from pycni.errors import CniError
 from pycni.model.result import DNS, Result
-from pycni.runtime.attachments import Attachment, AttachmentKey
+from pycni.runtime.attachments import Attachment, AttachmentKey, State
 from pycni.runtime.confdir import Fault
 from pycni.runtime.readiness import NetworkReadiness
 from pycni.service import wire
@@ -22,6 +23,12 @@ from pycni.service.pb.cni.v2alpha1 import (
     result_pb2,
 )
 
+RESULTS = 256  # views of results kept
+
+_STATES = {
+    state: attachments_pb2.AttachmentState.Value(f"ATTACHMENT_STATE_{state}") for state in State
+}
+
 
 def timestamp(seconds: float) -> timestamp_pb2.Timestamp:
     """A point in time from seconds since the epoch."""
@@ -29,8 +36,10 @@ def timestamp(seconds: float) -> timestamp_pb2.Timestamp:
     return timestamp_pb2.Timestamp(seconds=whole, nanos=int((seconds - whole) * 1e9))
 
 
+# An attachment is shown to whoever added it, to every watcher and in lists.
+@functools.lru_cache(maxsize=RESULTS)
 def result_message(document: bytes) -> result_pb2.Result:
-    """A result document with its typed view."""
+    """A result document with its typed view; copy it before you change it."""
     result = Result.parse(document)
     message = result_pb2.Result(json=document, cni_version=result.cniVersion)
     for interface in result.interfaces:
@@ -93,18 +102,17 @@ def attachment_message(
     """An attachment, with its configuration where that is given."""
     message = attachments_pb2.Attachment(
         key=key_message(attachment.key),
-        state=attachments_pb2.AttachmentState.Value(f"ATTACHMENT_STATE_{attachment.state}"),
+        state=_STATES[attachment.state],
         netns=attachment.netns,
         cni_args=cni_arg_messages(attachment.cni_args),
         capability_args=capability_message(attachment.capability_args),
         labels=attachment.labels,
         config=config,
         network_etag=attachment.network_etag,
+        result=None if attachment.result is None else result_message(attachment.result),
         create_time=timestamp(attachment.created),
         update_time=timestamp(attachment.updated),
     )
-    if attachment.result is not None:
-        message.result.CopyFrom(result_message(attachment.result))
     if attachment.error is not None:
         stored = attachment.error
         error = CniError.from_wire(stored.code, stored.msg, stored.details)
