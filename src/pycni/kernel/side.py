@@ -41,6 +41,7 @@ class Side:
     def __init__(self, netns: Netns | None = None) -> None:
         self.netns = netns
         self._owns_netns = False
+        self._identity: tuple[int, int] | None = None
         self._lock = threading.Lock()
         self._rtnl: Rtnl | None = None
         self._nft: Nft | None = None
@@ -58,6 +59,18 @@ class Side:
         side = cls(Netns.open(path) if fd is None else Netns.from_fd(os.dup(fd), path))
         side._owns_netns = True
         return side
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Device and inode of the namespace; a process's own is the same for its whole life."""
+        if self._identity is None:
+            from pycni.kernel.netns import Netns
+
+            if self.netns is not None:
+                return self.netns.identity
+            with Netns.current() as own:
+                self._identity = own.identity
+        return self._identity
 
     @property
     def rtnl(self) -> Rtnl:
