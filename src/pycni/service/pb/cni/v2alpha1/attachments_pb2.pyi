@@ -1087,7 +1087,7 @@ class AttachmentEvent(_message.Message):
     SYNCED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     cursor: _builtins.str
-    """Resume here after a lost connection."""
+    """Resume here after a lost connection; empty in events of the present state, before `synced`."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it happened."""

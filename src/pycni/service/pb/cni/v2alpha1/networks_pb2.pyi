@@ -677,8 +677,8 @@ Global___WatchNetworksRequest: _TypeAlias = WatchNetworksRequest  # noqa: Y015
 
 @_typing.final
 class NetworkEvent(_message.Message):
-    """One event of Networks.Watch. A stream without cursor begins with one `changed` per network and
-    then `synced`; after that come changes as they happen.
+    """One event of Networks.Watch. A stream without cursor begins with one `changed` per network, one
+    `broken` per source that cannot be read, and then `synced`; after that come changes as they happen.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -693,7 +693,7 @@ class NetworkEvent(_message.Message):
     SYNCED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     cursor: _builtins.str
-    """Resume here after a lost connection."""
+    """Resume here after a lost connection; empty in events of the present state, before `synced`."""
     deleted: _builtins.str
     """The network of this name is gone."""
     mended: _builtins.str
