@@ -85,7 +85,7 @@ def make(
     try:
         link = host.links.get(name)
         with host.batch():
-            host.links.set(link.index, alias=owner.tag)
+            host.links.set(link.index, alias=owner.tag, up=True)
             if port is not None and (port.hairpin or port.isolated or port.locked):
                 host.links.set_port(
                     link.index,
@@ -178,6 +178,9 @@ def _add(
                 host_mac=random_mac(),
                 container_mac=mac,
                 master=None if port is None else port.master,
+                # Up from the start, a bridge would take it for a link that carries, go through
+                # all its ports, and again a moment later when it sees that it does not.
+                host_up=False,
             )
         except LinkExists as exists:
             rival = host.links.find(name)
