@@ -21,6 +21,7 @@ app = typer.Typer(help="List, show, put, delete and validate networks.", no_args
 File = Annotated[
     Path, typer.Argument(help='A network configuration, comments allowed; "-" is stdin.')
 ]
+WARNING = 2  # networks_pb2.SEVERITY_WARNING, whose module takes long to import
 Name = Annotated[str, typer.Argument(help="The network's name.")]
 
 
@@ -97,6 +98,9 @@ def put(
             outcomes.append({**_summary(response.network), "outcome": done})
             if not context.obj.json:
                 typer.echo(f"network {response.network.name} {done}")
+            for warning in response.warnings:
+                hint = f"; {warning.error.details}" if warning.error.details else ""
+                typer.echo(f"warning: {warning.error.msg}{hint}", err=True)
     if context.obj.json:
         output.print_json(outcomes)
 
@@ -136,14 +140,20 @@ def validate(context: typer.Context, file: File) -> None:
                 "valid": response.valid,
                 "capabilities": list(response.capabilities),
                 "findings": [
-                    {"path": f.path, "code": f.error.code, "msg": f.error.msg}
+                    {
+                        "severity": "warning" if f.severity == WARNING else "error",
+                        "path": f.path,
+                        "code": f.error.code,
+                        "msg": f.error.msg,
+                    }
                     for f in response.findings
                 ],
             }
         )
     else:
         for finding in response.findings:
-            typer.echo(f"{finding.error.msg} (code {finding.error.code})", err=True)
+            kind = "warning: " if finding.severity == WARNING else ""
+            typer.echo(f"{kind}{finding.error.msg} (code {finding.error.code})", err=True)
         if response.valid:
             typer.echo(f"network {response.config.name} is valid")
     if not response.valid:
