@@ -209,6 +209,27 @@ def test_additional_args_are_policies(node: Node) -> None:
     assert [value] == node.policies()
 
 
+@pytest.mark.parametrize(
+    "keys", [{"loopbackDSR": True}, {"optionalFlags": {"loopbackDSR": True}}], ids=["ours", "WCN's"]
+)
+def test_loopback_dsr_and_bandwidth_in_either_place(node: Node, keys: Doc) -> None:
+    """The flag of windows-container-networking and the key of win-bridge mean the same."""
+    runtime = {"bandwidth": {"egressRate": 8000}}
+    node.run("ADD", NAT | keys | {"runtimeConfig": runtime}).expect()
+    assert [
+        {"Type": "QOS", "Settings": {"MaximumOutgoingBandwidthInBytes": 1000}},
+        {"Type": "OutBoundNAT", "Settings": {"Destinations": ["172.20.0.2"]}},
+    ] == node.endpoint("c1_nat")["Policies"]
+
+
+def test_a_service_without_schema_2_is_no_help(node: Node) -> None:
+    """Nothing is made in schema 1 instead."""
+    node.simulator.version = (9, 1)
+    assert node.run("ADD", NAT).expect_error()
+    assert [] == node.simulator.named("Endpoint", "c1_nat")
+    assert ["HcnEnumerateNetworks"] == node.functions()
+
+
 def test_the_pods_namespace_leads_the_search_list(node: Node) -> None:
     """K8S_POD_NAMESPACE, unless the runtime gives search domains itself."""
     dns = {"nameservers": ["10.96.0.10"], "search": ["svc.cluster.local", "x"]}

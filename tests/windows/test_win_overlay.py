@@ -41,12 +41,23 @@ def test_a_mac_prefix_is_two_bytes(node: Node, prefix: str) -> None:
     assert (7, expected) == (error.wire_code, error.msg)
 
 
-def test_ipv6_is_refused(node: Node) -> None:
+@pytest.mark.parametrize("plugin", ["win-overlay", "sdnoverlay"])
+def test_ipv6_is_refused(node: Node, plugin: str) -> None:
     """Overlay networks carry IPv4 only; the address is given back."""
+    (network,) = node.simulator.named("Network", "vxlan0")
+    network["Ipams"][0]["Subnets"].append({"IpAddressPrefix": "fd00::/64"})
     answer = {"ips": [{"address": "fd00::5/64", "gateway": "fd00::1"}]}
-    error = node.run("ADD", overlay(ipam=node.answer_ipam(answer))).expect_error()
-    assert "IPv6" in error.msg or "in no subnet" in error.msg
+    error = node.run("ADD", overlay(ipam=node.answer_ipam(answer), type=plugin)).expect_error()
+    assert (7, f"ipam: {plugin} doesn't support IPv6 now") == (error.wire_code, error.msg)
     assert "IPAM DEL" in node.functions()
+
+
+@pytest.mark.parametrize(("version", "netns"), [(1, ""), (2, "none")])
+def test_a_wrong_api_version_is_named(node: Node, version: int, netns: str) -> None:
+    """As with win-bridge."""
+    conf = overlay(ipam=ipam(node), apiVersion=version)
+    error = node.run("ADD", conf, netns=netns or node.namespace).expect_error()
+    assert (7, True) == (error.wire_code, error.msg.startswith(f"apiVersion: {version} "))
 
 
 def test_the_keys_it_shares_with_win_bridge_work(node: Node) -> None:

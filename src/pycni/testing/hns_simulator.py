@@ -12,6 +12,7 @@ put a `hook` on a function: something that runs before it and may answer in its 
 
 from __future__ import annotations
 
+import copy
 import ipaddress
 import re
 import threading
@@ -239,7 +240,8 @@ class HnsSimulator:
     def _keep(self, noun: str, doc: Doc) -> Doc:
         """Store under the id of the document, or a new one."""
         ident = rules.check_id(doc["ID"]) if doc.get("ID") else uuid.uuid4()
-        kept = doc | {"ID": str(ident), "SchemaVersion": _V2}
+        # A copy: what becomes of the object must not change the caller's document.
+        kept = copy.deepcopy(doc) | {"ID": str(ident), "SchemaVersion": _V2}
         self.objects[noun][ident] = kept
         return kept
 
