@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from pycni.client import Client
-from pycni.errors import CniError, InvalidEnvironment, UnknownContainer
+from pycni.errors import CniError, InvalidEnvironment, TryAgain, UnknownContainer
 from pycni.kernel.netns import Netns
 from pycni.service.pb.cni.v2alpha1 import attachments_pb2, config_pb2
 from tests.fix_netns import run_in
@@ -24,6 +24,14 @@ MakeNetns = Callable[..., Netns]
 READY, FAILED = attachments_pb2.ATTACHMENT_STATE_READY, attachments_pb2.ATTACHMENT_STATE_FAILED
 ADDING = attachments_pb2.ATTACHMENT_STATE_ADDING
 DELETING = attachments_pb2.ATTACHMENT_STATE_DELETING
+STUCK = """#!/bin/sh
+cat >/dev/null
+case $CNI_COMMAND in
+VERSION) echo '{"cniVersion":"1.1.0","supportedVersions":["1.1.0"]}' ;;
+ADD) echo '{"cniVersion":"1.1.0"}' ;;
+DEL|GC) [ -e "$0.free" ] || { echo '{"code":11,"msg":"stuck"}'; exit 1; } ;;
+esac
+"""
 REFUSES = """#!/bin/sh
 cat >/dev/null
 case $CNI_COMMAND in
@@ -151,6 +159,9 @@ def test_a_container_is_attached_to_all_or_to_none(service: Service, make_netns:
         caught.value.wire_code, caught.value.plugin_type, caught.value.plugin_index,
         caught.value.residue,
     )  # fmt: skip
+    assert ("bad", "c1", "lo") == (
+        caught.value.network, caught.value.container_id, caught.value.ifname,
+    )  # fmt: skip
     assert [] == service.attachments()
     with pytest.raises(InvalidEnvironment) as wrong:
         attach(
@@ -159,6 +170,36 @@ def test_a_container_is_attached_to_all_or_to_none(service: Service, make_netns:
             )
         )
     assert "interfaces[1].ifname" == wrong.value.field
+    assert [] == service.attachments()
+
+
+def test_every_failure_says_whom_it_concerns(service: Service, make_netns: MakeNetns) -> None:
+    """Del, DetachAll and Gc go past a failing plugin; what failed stays FAILED until it goes."""
+    service.install("stuck", STUCK)
+    netns = make_netns("c").path
+    for name in ("s1", "s2"):
+        service.put(network({"type": "loopback"}, {"type": "stuck"}, name=name))
+        service.add("c1", netns, network=name, ifname="lo")
+    with pytest.raises(TryAgain, match="stuck") as caught:
+        service.delete("c1", network="s1", ifname="lo")
+    assert grpc.StatusCode.UNAVAILABLE is status_of(caught)
+    assert ("s1", "c1", "lo", "stuck", 1) == (
+        caught.value.network, caught.value.container_id, caught.value.ifname,
+        caught.value.plugin_type, caught.value.plugin_index,
+    )  # fmt: skip
+    with pytest.raises(TryAgain) as all_of_it:
+        service.client.attachments.DetachAll(attachments_pb2.DetachAllRequest(container_id="c1"))
+    causes = all_of_it.value.causes
+    assert [("s2", "lo", 11), ("s1", "lo", 11)] == [
+        (cause.network, cause.ifname, cause.wire_code) for cause in causes
+    ]
+    assert [FAILED, FAILED] == [a.state for a in service.attachments()]
+    assert ["stuck"] * 2 == [a.error.plugin_type for a in service.attachments()]
+    with pytest.raises(CniError) as collected:
+        service.client.attachments.Gc(attachments_pb2.GcRequest())
+    assert ["s1", "s1", "s2", "s2"] == [cause.network for cause in collected.value.causes]
+    (service.plugin_path / "stuck.free").touch()
+    service.client.attachments.DetachAll(attachments_pb2.DetachAllRequest(container_id="c1"))
     assert [] == service.attachments()
 
 

@@ -237,6 +237,8 @@ class Node:
                 for join in joins:
                     added.append(self._add(join.network, join.params, None, False, False, deadline))
             except CniError as error:
+                failed = joins[len(added)]
+                error.network, error.ifname = _name_of(failed.network), failed.params.ifname
                 self._take_back(added, error)
                 raise
         return tuple(added)
@@ -285,7 +287,9 @@ class Node:
                 with self._collecting(name, deadline):
                     collected.append(self._gc(target, name, validate_only, deadline))
             except CniError as error:
-                errors.extend(getattr(error, "errors", [error]))
+                for one in getattr(error, "errors", [error]):
+                    one.network = name
+                    errors.append(one)
         raise_all("GC", errors)
         return tuple(collected)
 
@@ -466,6 +470,8 @@ class Node:
             )
         except CniError as error:
             error.residue = "UNKNOWN"
+            for one in (error, *getattr(error, "errors", ())):
+                one.network, one.container_id, one.ifname = msgspec.structs.astuple(attachment.key)
             self._fail(attachment, error)
             raise
         self._forget(attachment)
@@ -511,12 +517,12 @@ class Node:
         """What is valid on a network: what the caller says, of what he may judge, and others'."""
         if target.valid is not None and not target.labels:
             return target.valid
-        others = self._neighbours(name)
-        if target.valid is None:
-            own = {a.entry for a in present if a.state in (State.ADDING, State.READY)}
-            return frozenset(own.union(others))
         # The neighbours' cache holds our own as well, stale ones among them.
-        strangers = frozenset(others) - {a.entry for a in present}
+        strangers = frozenset(self._neighbours(name)) - {a.entry for a in present}
+        if target.valid is None:
+            return strangers.union(
+                a.entry for a in present if a.state in (State.ADDING, State.READY)
+            )
         return target.valid | strangers | {a.entry for a in present if not target.judges(a)}
 
     def _gc_config(

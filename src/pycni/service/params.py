@@ -14,7 +14,6 @@ from pycni.errors import CniError, InvalidEnvironment, InvalidNetns
 from pycni.model import jsonio
 from pycni.model.names import ContainerId, IfName
 from pycni.runtime.attachments import AttachmentKey, AttachmentParams
-from pycni.service import views
 from pycni.service.pb.cni.v2alpha1 import params_pb2
 
 # Where a plugin found a fault in what it got by capability.
@@ -94,8 +93,9 @@ def concerning(
     except CniError as error:
         error.residue = error.residue or residue
         for one in (error, *getattr(error, "errors", ())):
-            if not (one.network or one.container_id):
-                views.about(one, key)
+            one.network = one.network or key.network
+            one.container_id = one.container_id or key.container_id
+            one.ifname = one.ifname or key.ifname
             one.field = one.field or _find_field(one, request, where)
         raise
 
