@@ -135,7 +135,6 @@ class Demonstration:
         from pycni.client import Client
         from pycni.testing.world import snapshot
 
-        self._step("the node before anything happens", lambda: None)
         before = snapshot()
         self._step(f"the service listens on {SOCKET}", self._start_service)
         with Client(str(SOCKET)) as client:
@@ -144,12 +143,12 @@ class Demonstration:
             self._show_topology(client)
             self._detach()
         self._step("the service has stopped", self._stop_service)
-        differences = before.diff(snapshot())
-        if differences:
-            raise DemoFailed("something is left behind", "; ".join(differences))
-        self._step(
-            "links, addresses, routes, rules, nftables and sysctls are as before", lambda: None
-        )
+
+        def compare() -> None:
+            if differences := before.diff(snapshot()):
+                raise DemoFailed("something is left behind", "; ".join(differences))
+
+        self._step("links, addresses, routes, rules, nftables and sysctls are as before", compare)
 
     def stop(self) -> None:
         """End every process the demo started; the namespaces go with the last of them."""

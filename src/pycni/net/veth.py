@@ -29,7 +29,6 @@ class Pair(Struct, frozen=True, kw_only=True):
     """Both ends of an attachment; the container's is known by what it was made with."""
 
     host: Link
-    container_ifname: str
     container_index: int
     container_mac: Mac
     locked: bool = False
@@ -105,7 +104,6 @@ def make(
         raise
     return Pair(
         host=link,
-        container_ifname=owner.ifname,
         container_index=link.peer_index,
         container_mac=container_mac,
         locked=port is not None and port.locked,

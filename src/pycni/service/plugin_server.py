@@ -350,10 +350,6 @@ class PluginDaemon:
         if self._register and self.service is not None:
             self.service.register(self._registration)
 
-    def wait_registered(self, timeout_s: float) -> bool:
-        """Whether the daemon is registered, waiting for it."""
-        return self.service is not None and self.service.registered.wait(timeout_s)
-
     @property
     def superseded(self) -> bool:
         """Whether another daemon has taken over every type."""

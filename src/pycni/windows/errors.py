@@ -106,13 +106,6 @@ class Record(msgspec.Struct, frozen=True):
     Output: msgspec.Raw = msgspec.Raw(b"")
 
 
-class ComputeRecord(msgspec.Struct, frozen=True):
-    """The error record of the compute service, whose `Error` is a signed HRESULT."""
-
-    Error: int = 0
-    ErrorMessage: str = ""
-
-
 class HnsError(CniError, code=999):
     """The host networking service refused `op`; `hresult` is unsigned, 0 if it gave none."""
 

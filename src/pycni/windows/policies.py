@@ -12,7 +12,6 @@ OutBoundNAT per address family; a provider address in the configuration wins ove
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -334,8 +333,3 @@ def _get(value: Mapping[str, Any], key: str) -> Any:
     if key in value:
         return value[key]
     return next((given for name, given in value.items() if name.casefold() == key.casefold()), None)
-
-
-def network_of(text: str) -> IPNetwork:
-    """The network a subnet prefix of the service names."""
-    return ipaddress.ip_network(text, strict=False)
