@@ -54,7 +54,7 @@ class Service:
         with self.log.open("ab") as log:
             self.process = host.run(lambda: subprocess.Popen(command, stderr=log))
         self.client = Client(str(self.socket))
-        grpc.channel_ready_future(self.client.channel).result(START_S)
+        self.client.wait_ready(START_S)
 
     def stop(self) -> None:
         """End the client, then the service, which has had no internal error."""

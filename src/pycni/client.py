@@ -53,6 +53,10 @@ class Client:
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.enable_http_proxy", 0),
+            # The service is on this machine: one that is just starting is there in a moment, and
+            # gRPC's own first pause of a second is for servers far away.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2000),
         )
         self.target = target
         if credentials is None:
@@ -72,6 +76,16 @@ class Client:
             address,
             credentials=client_credentials(certificate=certificate, key=key, server_ca=server_ca),
         )
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait for the service to be there; raise ServiceUnavailable (11) after `timeout_s`."""
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout_s)
+        except grpc.FutureTimeoutError:
+            raise ServiceUnavailable(
+                f"no pycni service answers on {self.target} within {timeout_s:g} s",
+                hint="start it with `pycni serve`, or name its socket",
+            ) from None
 
     def close(self) -> None:
         """Close the connection; streams end."""

@@ -170,19 +170,17 @@ class Demonstration:
         return _run(f"{sys.executable} -m pycni.cli.main --socket {SOCKET} {arguments}")
 
     def _start_service(self) -> None:
-        import grpc
+        from pycni.client import Client
 
         log = (ROOT / "log").open("wb")
         command = f"{sys.executable} -m pycni.cli.main --socket {SOCKET} serve"
         options = f"--state-dir {ROOT}/state --shim-socket {ROOT}/shim.sock --conf-dir {ROOT}/net.d"
         self._service = subprocess.Popen([*command.split(), *options.split()], stderr=log)
-        channel = grpc.insecure_channel(f"unix:{SOCKET}")
-        try:
-            grpc.channel_ready_future(channel).result(START_TIMEOUT_S)
-        except grpc.FutureTimeoutError:
-            raise DemoFailed("the service did not start", (ROOT / "log").read_text()) from None
-        finally:
-            channel.close()
+        with Client(str(SOCKET)) as client:
+            try:
+                client.wait_ready(START_TIMEOUT_S)
+            except CniError as error:
+                raise DemoFailed(error.msg, (ROOT / "log").read_text()) from error
 
     def _stop_service(self) -> None:
         if self._service is not None:
