@@ -26,7 +26,7 @@ Capabilities = Annotated[
 ]
 Ports = Annotated[
     list[str] | None,
-    typer.Option("--port", "-p", help="Map a host port, as [IP:]HOST:CONTAINER[/udp|/sctp]."),
+    typer.Option("--port", "-p", help=r"Map a host port, as [IP:]HOST:CONTAINER\[/udp|/sctp]."),
 ]
 Labels = Annotated[list[str] | None, typer.Option("--label", help="A label, as KEY=VALUE.")]
 
