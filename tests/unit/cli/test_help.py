@@ -20,7 +20,7 @@ def commands(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
         yield from commands(below, *path, name)
 
 
-@pytest.mark.parametrize("path", commands(typer.main.get_command(app)), ids=" ".join)
+@pytest.mark.parametrize("path", list(commands(typer.main.get_command(app))), ids=" ".join)
 def test_each_command_has_a_help(path: tuple[str, ...]) -> None:
     """`--help` ends with 0, and brackets in a text are not taken for markup."""
     done = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200"})
