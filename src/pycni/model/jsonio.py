@@ -19,6 +19,7 @@ import threading
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from ipaddress import (
     IPv4Address,
     IPv4Interface,
@@ -70,6 +71,7 @@ def _dec_hook(kind: Any, value: Any) -> Any:
         raise ValueError(str(exc)) from exc
 
 
+@lru_cache(maxsize=256, typed=True)  # a chain writes the same few addresses again and again
 def _enc_hook(value: Any) -> str:
     """Render the custom types, all of which are their text."""
     return str(value)

@@ -7,6 +7,7 @@ The internal Structs spell their fields in alphabetical order because that is th
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Self, TypeVar
 
 from msgspec import Struct, field, structs
@@ -70,12 +71,18 @@ class Result(Struct, frozen=True, kw_only=True):
     dns: DNS = DNS()
 
     @classmethod
-    def parse(cls, data: jsonio.Buffer, *, default_version: str = "", where: str = "") -> Self:
+    def parse(cls, data: jsonio.Buffer, *, default_version: str = "", where: str = "") -> Result:
         """Read a result of any version; without a version of its own it has `default_version`.
 
         `null` is an empty result. Faults are DecodeFailure: a result is a plugin's output, so a
         wrong one is not the configuration's fault. `where` is put before the path in messages.
         """
+        text = bytes(data)
+        parse = _parse_again if len(text) <= _REMEMBERED_BYTES else cls._parse
+        return parse(text, default_version, where)
+
+    @classmethod
+    def _parse(cls, data: bytes, default_version: str, where: str) -> Result:
         doc = jsonio.loads(data, where=where)
         try:
             version = jsonio.convert(doc, _Version, where=where).cniVersion
@@ -109,6 +116,11 @@ class Result(Struct, frozen=True, kw_only=True):
                 f'cannot convert: no result layout for CNI version "{version}"'
             ) from None  # the KeyError adds nothing
         return jsonio.encode_go(layout(self, version), indent=indent)
+
+
+# The plugins of a chain, and who shows what came of it, read one and the same result.
+_REMEMBERED_BYTES = 1 << 14
+_parse_again = lru_cache(maxsize=16)(Result._parse)
 
 
 class _Version(Struct, frozen=True):

@@ -36,7 +36,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from pycni.errors import Busy
+from pycni.errors import AlreadyExists, Busy
 from pycni.kernel.nft import Nft
 from pycni.kernel.nftmaps import Element, Maps, Slot
 from pycni.kernel.side import Side
@@ -165,6 +165,8 @@ def ensure(
     goals: list[Element | None] = [*wanted.elements, *[None for _ in wanted.vacant]]
     memory, maps = _memory(nft), table(nft)
     with memory.lock:
+        if _add_at_once(maps, memory, wanted):
+            return
         for _ in range(_TRIES):
             generation = maps.generation()
             found = maps.find(slots)
@@ -233,13 +235,16 @@ def gc(nft: Nft, network: str, valid: Iterable[Owner], *, maps: Iterable[str]) -
 
 def find_missing(nft: Nft, wanted: Wanted) -> tuple[list[Element], list[str]]:
     """The elements and the chains that are not there as wanted."""
-    maps = table(nft)
+    memory, maps = _memory(nft), table(nft)
+    with memory.lock:
+        generation = maps.generation()
+        whole = memory.chains if generation == memory.generation else {}
     found = maps.find([element.slot for element in wanted.elements])
     elements = [goal for old, goal in zip(found, wanted.elements, strict=True) if old != goal]
     chains = [
         chain.name
         for chain in (*SKELETON, *wanted.chains)
-        if maps.count_rules(chain.name) != len(chain.rules)
+        if whole.get(chain.name) != chain and maps.count_rules(chain.name) != len(chain.rules)
     ]
     return elements, chains
 
@@ -363,6 +368,25 @@ def _chain_text(chain: Chain) -> Iterator[str]:
 def _memory(nft: Nft) -> _Memory:
     with _memories_lock:
         return _memories.setdefault(nft, _Memory())
+
+
+def _add_at_once(maps: Maps, memory: _Memory, wanted: Wanted) -> bool:
+    """Add the elements without looking what is there, if all else is known to be right; done?
+
+    So it is for nearly every ADD. The kernel refuses an element that is in the way, and a ruleset
+    that somebody has changed; then nothing has happened, and it takes a closer look.
+    """
+    if not memory.generation or len(wanted.elements) > _STEPS_PER_BATCH:
+        return False
+    if any(memory.chains.get(chain.name) != chain for chain in wanted.chains):
+        return False
+    if wanted.vacant and any(maps.find(wanted.vacant)):
+        return False
+    changes = [(None, goal) for goal in wanted.elements]
+    try:
+        return bool(changes) and _commit(maps, memory, changes, (), memory.generation)
+    except (AlreadyExists, Busy):  # with the same value, with another one
+        return False
 
 
 def _build_what_is_broken(

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from ipaddress import ip_interface
 
 import pytest
 
-from pycni.errors import Busy, KernelError
+from pycni.errors import AlreadyExists, Busy, KernelError
 from pycni.kernel.nftmaps import Element, Slot
 from pycni.net import ruleset
 from pycni.net.owner import Owner
-from pycni.net.ruleset import Chain, Group, Wanted
+from pycni.net.ruleset import SKELETON, Chain, Group, Wanted
 
 OWNER = Owner("web", "c1", "eth0")
 RIVAL = Owner("web", "c2", "eth0")
@@ -32,7 +33,7 @@ class FakeNft:
         self.elements: dict[Slot, Element] = {}
         self.rules: dict[str, int] = {}
         self.runs: list[str] = []
-        self.commits = 0
+        self.commits = self.reads = 0
         self.fail: KernelError | None = None
         self.meanwhile: Callable[[], None] = lambda: None
 
@@ -57,6 +58,7 @@ class FakeNft:
         return self.at
 
     def find(self, slots: Sequence[Slot]) -> list[Element | None]:
+        self.reads += 1
         return [self.elements.get(slot) for slot in slots]
 
     def list_elements(self, name: str, *, comment_prefix: str) -> list[Element]:
@@ -76,6 +78,7 @@ class FakeNft:
         ]
 
     def count_rules(self, name: str) -> int:
+        self.reads += 1
         return self.rules.get(name, 0)
 
     def commit(
@@ -89,11 +92,12 @@ class FakeNft:
         self.meanwhile()
         if generation != self.at:
             return False
-        for slot in remove:
-            del self.elements[slot]
-        for element in add:
-            assert element.slot not in self.elements
-            self.elements[element.slot] = element
+        added = {element.slot: element for element in add}
+        kept = {slot: old for slot, old in self.elements.items() if slot not in set(remove)}
+        if taken := kept.keys() & added.keys():
+            same = all(kept[slot].value == added[slot].value for slot in taken)
+            raise (AlreadyExists if same else Busy)("change maps of", "table", 0)
+        self.elements = kept | added
         for name in drop_chains:
             del self.rules[name]
         self.at = 1 if self.at == 0xFFFFFFFF else self.at + 1
@@ -107,10 +111,15 @@ class FakeNft:
         self.at += 1
 
 
-def once(what: Callable[[], None]) -> Callable[[], None]:
-    """Do it the first time only."""
-    todo = [what]
-    return lambda: todo.pop()() if todo else None
+def once(what: Callable[[], None], *, at: int = 0) -> Callable[[], None]:
+    """Do it the first time only, or that time."""
+    times = itertools.count()
+    return lambda: what() if next(times) == at else None
+
+
+def refuse(held: Element) -> None:
+    """What mapping a port does when it is held by somebody else."""
+    raise PermissionError(held.comment)
 
 
 @pytest.fixture
@@ -155,17 +164,16 @@ def test_a_change_in_between_means_planning_again(nft: FakeNft) -> None:
     assert [] == nft.runs
 
 
-def test_who_takes_the_slot_in_between_keeps_it(nft: FakeNft) -> None:
-    """The second look finds the rival, and refuses."""
+@pytest.mark.parametrize("changed", [False, True])
+def test_who_takes_the_slot_in_between_keeps_it(nft: FakeNft, changed: bool) -> None:
+    """The next look finds the rival, and refuses; also if the ruleset was not ours before."""
 
     def rival() -> None:
         nft.elements[SLOT] = THEIRS
         nft.at += 1
 
-    def refuse(held: Element) -> None:
-        raise PermissionError(held.comment)
-
-    nft.meanwhile = once(rival)
+    nft.at += changed
+    nft.meanwhile = once(rival, at=int(changed))
     with pytest.raises(PermissionError, match=RIVAL.tag):
         ensure(nft, MINE, refuse=refuse)
     assert THEIRS == nft.elements[SLOT]
@@ -229,6 +237,36 @@ def test_a_removal_does_not_vouch_for_the_skeleton(nft: FakeNft) -> None:
     remove(nft, SLOT)
     ensure(nft, MINE)
     assert 1 == nft.rules["output"]
+
+
+def test_an_add_reads_nothing_while_nobody_else_changes_the_ruleset(nft: FakeNft) -> None:
+    """The kernel itself refuses what is in the way."""
+    nft.reads = 0
+    ensure(nft, MINE)
+    assert (0, 2) == (nft.reads, nft.commits)
+
+
+@pytest.mark.parametrize("value", [b"", b"other"])
+def test_an_element_in_the_way_is_seen_before_anything_is_changed(
+    nft: FakeNft, value: bytes
+) -> None:
+    """With its value or with another one."""
+    before = dict(nft.elements)
+    slot = Slot("hostports4", b"other")
+    with pytest.raises(PermissionError, match=RIVAL.tag):
+        ensure(nft, Element(slot=slot, value=value, comment=OWNER.tag), refuse=refuse)
+    assert before == nft.elements
+
+
+def test_a_check_counts_rules_only_when_somebody_else_was_there(nft: FakeNft) -> None:
+    """While the generation is that of our last change, the chains are as we left them."""
+    wanted = Wanted(elements=())
+    nft.reads = 0
+    assert ([], []) == ruleset.find_missing(nft, wanted)  # type: ignore[arg-type]  # a fake
+    assert 1 == nft.reads
+    nft.flush()
+    missing = ruleset.find_missing(nft, wanted)  # type: ignore[arg-type]  # as above
+    assert ([], [chain.name for chain in SKELETON]) == missing
 
 
 def test_an_owned_chain_is_written_anew_when_its_rules_change(nft: FakeNft) -> None:
