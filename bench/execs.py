@@ -164,6 +164,7 @@ class Executables:
         self._root = Path(tempfile.mkdtemp(prefix="pycni-bench-bin-"))
         self.compiled, self.python = self._root / "compiled", self._root / "python"
         where = {"socket": str(socket), "interpreter": sys.executable}
+        where["packages"] = installation.packages()
         binary = installation.prebuilt() or install.compile_shim()
         if binary is None:
             raise SystemExit("a C compiler is missing: install musl-tools or gcc")

@@ -17,7 +17,7 @@ ALLOWED_IMPORTS: dict[str, tuple[str, ...]] = {
     "socket": ("kernel", "windows", "exec", "service", "cli", "testing"),
     "_socket": ("kernel", "windows", "exec", "service"),
     "ctypes": ("kernel", "windows", "testing"),
-    "subprocess": ("kernel", "windows", "runtime/executors", "cli", "testing"),
+    "subprocess": ("kernel", "windows", "runtime/child", "cli", "testing"),
     "grpc": ("service", "client", "sdk", "cli", "runtime/grpc_executor", "testing"),
     "grpc_health": ("service", "client", "cli", "testing"),
     "grpc_reflection": ("service", "client", "cli", "testing"),

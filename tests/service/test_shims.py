@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pycni.exec import endpoint as endpoints
-from pycni.exec import framing, shim
+from pycni.exec import framing, installation, shim
 from pycni.exec.endpoint import ShimEndpoint
 from pycni.exec.framing import Call, Reply
 from tests.fix_shims import SHIMS
@@ -194,22 +194,39 @@ def test_without_a_service_the_plugin_runs_by_itself(
     assert (0, {"cniVersion": "1.0.0"}) == (done.returncode, json.loads(done.stdout))
 
 
-def test_without_an_interpreter_the_fallback_says_so(tmp_path: Path, bin_dir: Path) -> None:
-    """The virtual environment was removed, say; for the Python shim that is its own start."""
-    content = (bin_dir / "static").read_bytes()
-    gone = str(tmp_path / "gone").encode()
-    own = os.fsencode(sys.executable)
-    if content.startswith(b"#!"):
-        head, _, rest = content.partition(b"\n")
-        content = head + b"\n" + rest.replace(own, gone)
-    else:
-        content = content.replace(own + b"\0" * len(gone), gone + b"\0" * len(own))
-    executable = tmp_path / "static"
-    executable.write_bytes(content)
-    executable.chmod(0o755)
+@pytest.mark.parametrize("kind", SHIMS)
+def test_an_interpreter_looks_for_its_packages_when_nobody_has_told_it(
+    tmp_path: Path, shims: dict[str, Callable[..., bytes]], kind: str
+) -> None:
+    """Installed for another interpreter than the one that installs."""
+    shim = shims[kind](socket=str(tmp_path / "s"), interpreter=sys.executable)
+    installation.install(tmp_path, shim, names=["static"])
+    done = run(tmp_path)
+    assert (0, {"cniVersion": "1.0.0"}) == (done.returncode, json.loads(done.stdout))
+
+
+def test_without_an_interpreter_the_fallback_says_so(
+    tmp_path: Path, shims: dict[str, Callable[..., bytes]]
+) -> None:
+    """The virtual environment was removed, say; the Python shim would not even start."""
+    gone = str(tmp_path / "gone")
+    shim = shims["compiled"](socket=str(tmp_path / "s"), interpreter=gone)
+    installation.install(tmp_path, shim, names=["static"])
     done = run(tmp_path)
     assert_try_again(done, "no pycni service listens and its interpreter cannot be run")
-    assert str(tmp_path / "gone") == json.loads(done.stdout)["details"]
+    assert gone == json.loads(done.stdout)["details"]
+
+
+def test_without_packages_the_fallback_says_so(
+    tmp_path: Path, shims: dict[str, Callable[..., bytes]]
+) -> None:
+    """pycni has moved, say, and the Python shim is left."""
+    shim = shims["python"](
+        socket=str(tmp_path / "s"), interpreter=sys.executable, packages=str(tmp_path / "gone")
+    )
+    installation.install(tmp_path, shim, names=["static"])
+    done = run(tmp_path)
+    assert_try_again(done, "no pycni service listens and the interpreter has no pycni")
 
 
 # -- a service that fails --------------------------------------------------------------------------
@@ -405,9 +422,8 @@ def test_only_root_and_the_services_user_may_call(bin_dir: Path) -> None:
 def test_the_python_shim_imports_three_modules() -> None:
     """Its start is its cost: each must be in the interpreter or a C module, and no other is."""
     tree = ast.parse(Path(shim.__file__).read_text())
-    names = [alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names]
-    assert {"_socket", "posix", "sys"} == set(names)
-    assert [] == [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert {"_socket", "posix", "sys"} == {alias.name for n in imports for alias in n.names}
 
 
 def test_the_python_shim_loads_nothing_else(bin_dirs: dict[str, Path], tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ def install(
         raise typer.BadParameter("--conf-dir and --network belong together")
     binary = None if python else installation.prebuilt() or compile_shim()
     where = {"socket": str(shim_socket), "interpreter": str(interpreter)}
+    if str(interpreter) == sys.executable:  # of another one we know nothing
+        where["packages"] = installation.packages()
     if binary is None:
         shim = installation.python_shim(**where)
     else:

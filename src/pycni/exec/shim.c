@@ -4,10 +4,10 @@
  *
  * It sends its name, the CNI environment and stdin in one frame (see framing.py) together with a
  * descriptor of CNI_NETNS, prints what comes back and exits as told. When no service listens it
- * becomes `python -I -m pycni.exec.skel NAME`, which does the same work in this process.
+ * becomes a Python interpreter that does the same work in this process (see start.py).
  *
- * `pycni install` writes the socket and the interpreter into SOCKET_PATH and INTERPRETER of its
- * copy: they are fixed-size fields found by their markers, so no run time file is read.
+ * `pycni install` writes the socket, the interpreter and where its packages are into its copy:
+ * fixed-size fields found by their markers, so no run time file is read.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -33,6 +33,17 @@
 
 static volatile const char socket_field[FIELD] = "@pycni-socket--@/run/pycni/shim.sock";
 static volatile const char interpreter_field[FIELD] = "@pycni-python--@/usr/bin/python3";
+static volatile const char packages_field[FIELD] = "@pycni-packages@";
+
+/* Looking for packages, as `site` does, takes 2 ms: only for an interpreter we know nothing of. */
+static const char start[] =
+	"import sys\n"
+	"if sys.argv[2]:\n"
+	"    sys.path += sys.argv[2].split(':')\n"
+	"else:\n"
+	"    import site; site.main()\n"
+	"from pycni.exec.start import main\n"
+	"main(sys.argv[1])\n";
 
 extern char **environ;
 
@@ -207,8 +218,8 @@ int main(int argc, char **argv)
 
 	if (fd < 0) {
 		/* -I: what a runtime's environment says about Python is not meant for us. */
-		const char *python = field(interpreter_field);
-		execl(python, python, "-I", "-m", "pycni.exec.skel", name, (char *)NULL);
+		const char *python = field(interpreter_field), *packages = field(packages_field);
+		execl(python, python, "-IS", "-c", start, name, packages, (char *)NULL);
 		fail(11, "no pycni service listens and its interpreter cannot be run", python);
 	}
 

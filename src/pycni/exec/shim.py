@@ -3,7 +3,8 @@
 
 Start-up is its whole cost (an interpreter takes 6 ms, `json` alone as much again), so it imports
 nothing but the three C modules below; a test counts them. `pycni install` writes this text after
-a shebang and the two assignments of SOCKET and INTERPRETER.
+a shebang and the assignments of SOCKET and PACKAGES. When no service listens, this interpreter goes
+on to do the work itself (see start.py).
 """
 
 import _socket
@@ -11,7 +12,7 @@ import posix
 import sys
 
 SOCKET = "/run/pycni/shim.sock"
-INTERPRETER = "/usr/bin/python3"
+PACKAGES = ""
 
 FRAME_VERSION = 1
 MAX_REQUEST = 16 * 1024 * 1024
@@ -48,6 +49,21 @@ def connect(path, timeout_s):
         connection.close()
         return None
     return connection
+
+
+def run_here(name):
+    """Do the service's work in this process."""
+    if PACKAGES:
+        sys.path += PACKAGES.split(":")
+    else:  # an interpreter we know nothing of; looking for packages takes 2 ms
+        import site
+
+        site.main()
+    try:
+        from pycni.exec.start import main as start
+    except ImportError:
+        fail(11, "no pycni service listens and the interpreter has no pycni", sys.executable)
+    start(name)
 
 
 def read_stdin(size):
@@ -144,14 +160,7 @@ def main():
     timeout_s = int(limit) if limit.isdigit() and int(limit) else DEFAULT_TIMEOUT_S
     connection = connect(path, timeout_s)
     if connection is None:
-        try:
-            posix.execv(INTERPRETER, [INTERPRETER, "-I", "-m", "pycni.exec.skel", name])
-        except OSError:
-            fail(
-                11,
-                "no pycni service listens and its interpreter cannot be run",
-                INTERPRETER,
-            )
+        run_here(name)
     frame = request(name.encode("utf-8", "surrogateescape"))
     deadline = clock() + timeout_s
     connection.settimeout(timeout_s)

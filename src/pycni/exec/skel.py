@@ -8,9 +8,7 @@ a shim; `main` is what an executable becomes when no service listens.
 from __future__ import annotations
 
 import gc
-import logging
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -19,6 +17,7 @@ import msgspec
 from pycni import __version__
 from pycni.errors import CniError, DecodeFailure, InvalidEnvironment, IOFailure
 from pycni.exec.framing import MAX_REQUEST, Call, Reply
+from pycni.log import Log
 from pycni.model import jsonio
 from pycni.model.names import ContainerId, IfName
 from pycni.model.request import PARENT_VARIABLE, Request, Verb
@@ -28,7 +27,7 @@ from pycni.plugins.sdk import Plugin
 from pycni.runtime import trace
 from pycni.runtime.dispatch import internal_error
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 Execute = Callable[[str, Request], bytes]
 Versions = Callable[[str], tuple[str, ...]]
@@ -165,7 +164,6 @@ def main(plugin: str, plugins: Mapping[str, Plugin[Any]] | None = None) -> NoRet
     gc.disable()  # the process is over before there is anything to collect
     from pycni.exec import standalone
 
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     env = {name: value for name, value in os.environ.items() if name.startswith("CNI_")}
     try:
         stdin = read_stdin() if env.get("CNI_COMMAND") else b""
@@ -179,7 +177,3 @@ def main(plugin: str, plugins: Mapping[str, Plugin[Any]] | None = None) -> NoRet
         os._exit(1)  # nobody is there to be told
     # Taking the interpreter apart costs 10 ms, a sixth of the whole.
     os._exit(reply.exit_status)
-
-
-if __name__ == "__main__":
-    main(os.path.basename(sys.argv[1]))

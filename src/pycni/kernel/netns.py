@@ -27,7 +27,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import logging
 import os
 import threading
 import time
@@ -36,6 +35,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from pycni.errors import InvalidNetns, KernelError, NamespaceGone
+from pycni.log import Log
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ MNT_DETACH = 2
 
 RETURN_TRIES, RETURN_PAUSE_S = 50, 0.02
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 # Which namespace `Netns.run` moved a thread into.
 _thread = threading.local()

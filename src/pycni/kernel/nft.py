@@ -16,10 +16,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
-import json
 import os
 import threading
 from typing import Any
+
+import msgspec
 
 from pycni.errors import KernelError, Unsupported
 from pycni.kernel import netns
@@ -54,7 +55,8 @@ class Nft:
     def run_json(self, commands: list[JsonObject]) -> list[JsonObject]:
         """Run commands of libnftables-json(5) as one transaction; returns the objects printed."""
         output = self._run(
-            json.dumps({"nftables": commands}), flags=NFT_CTX_OUTPUT_JSON | NFT_CTX_OUTPUT_HANDLE
+            msgspec.json.encode({"nftables": commands}).decode(),
+            flags=NFT_CTX_OUTPUT_JSON | NFT_CTX_OUTPUT_HANDLE,
         )
         return _objects(output)
 
@@ -148,7 +150,7 @@ def _new_context(library: ctypes.CDLL) -> int:
 def _objects(output: str) -> list[JsonObject]:
     if not output.strip():
         return []
-    objects: list[JsonObject] = json.loads(output)["nftables"]
+    objects: list[JsonObject] = msgspec.json.decode(output)["nftables"]
     return [entry for entry in objects if "metainfo" not in entry]
 
 

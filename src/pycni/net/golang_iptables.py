@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from hashlib import sha512
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from pycni.kernel.iptables import Nat
 from pycni.kernel.side import Side
 from pycni.model.addresses import IPAddress, IPInterface, IPNetwork
 from pycni.model.request import PortMapping
+from pycni.net.hashes import sha512
 from pycni.net.owner import Owner
 
 MULTICAST = {4: ip_network("224.0.0.0/4"), 6: ip_network("ff00::/8")}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable
-from hashlib import sha512
 
 from pycni.errors import NotFound
 from pycni.kernel.nft import JsonObject, Nft
@@ -24,6 +23,7 @@ from pycni.model.addresses import IPAddress, IPInterface
 from pycni.model.request import PortMapping
 from pycni.net import golang_iptables
 from pycni.net.golang_iptables import MASQUERADE, PORTS, Forward
+from pycni.net.hashes import sha512
 from pycni.net.owner import Owner
 from pycni.net.undo import Gather
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import threading
 import time
@@ -304,7 +303,7 @@ class Leases:
         self._discard_draft()
         if not (self._fresh or self._changed):
             return
-        stamp = time.time_ns() - 10**9 - random.randrange(10**9)
+        stamp = time.time_ns() - 10**9 - int.from_bytes(os.urandom(4)) % 10**9
         try:
             identity = self._directory.stamp(stamp)
         except OSError:  # not our directory, or a read-only one: read it again every time

@@ -10,8 +10,10 @@ addresses: DEL, CHECK and GC find by tag.
 
 from __future__ import annotations
 
-from hashlib import sha256
+from functools import lru_cache
 from typing import NamedTuple
+
+from pycni.net.hashes import sha256
 
 _HEX_DIGITS = 16
 _VETH_NAMES = 10
@@ -42,5 +44,6 @@ def network_prefix(network: str) -> str:
     return f"cni:{_hashed(network)}:"
 
 
+@lru_cache(maxsize=256)  # one call asks for its own tag a dozen times
 def _hashed(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:_HEX_DIGITS]

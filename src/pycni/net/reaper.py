@@ -14,7 +14,7 @@ lock, and an ADD on the shared socket must not stand behind it.
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -44,7 +44,7 @@ class Socket(Protocol):
 
 def random_group() -> int:
     """A link group nobody has put a link in: not 0, the default, nor a small hand-picked one."""
-    return 0x40000000 | secrets.randbits(30)
+    return 0x40000000 | int.from_bytes(os.urandom(4)) >> 2
 
 
 class Reaper:

@@ -9,9 +9,8 @@ udev leaves such links alone (systemd #21185, plugins #620), and nothing needs t
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable
-from hashlib import sha256
-from secrets import token_bytes
 
 from msgspec import Struct
 
@@ -22,6 +21,7 @@ from pycni.kernel.types import Link
 from pycni.model.addresses import IPInterface
 from pycni.model.names import Mac
 from pycni.net import reaper
+from pycni.net.hashes import sha256
 from pycni.net.owner import Owner, network_prefix
 
 
@@ -43,7 +43,7 @@ class BridgePort(Struct, frozen=True, kw_only=True):
     locked: bool = False  # until `unlock`
 
 
-def random_mac(rand: Callable[[int], bytes] = token_bytes) -> Mac:
+def random_mac(rand: Callable[[int], bytes] = os.urandom) -> Mac:
     """A locally administered unicast MAC, which no vendor uses."""
     packed = bytearray(rand(6))
     packed[0] = packed[0] & 0xFC | 0x02

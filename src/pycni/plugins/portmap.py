@@ -8,7 +8,6 @@ whatever the configuration says by then, and without a prevResult.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
@@ -16,6 +15,7 @@ from msgspec import Struct
 from pycni.errors import CniError, InvalidConfig, NotAvailable, Unsupported
 from pycni.kernel import iptables
 from pycni.kernel.nft import Nft
+from pycni.log import Log
 from pycni.model.addresses import IPInterface
 from pycni.model.request import PortMapping
 from pycni.model.result import Result
@@ -26,7 +26,7 @@ from pycni.net.owner import Owner
 from pycni.net.undo import Gather, Undo
 from pycni.plugins.sdk import Call, Config, Plugin
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 PROTOCOLS = ("tcp", "udp", "sctp")
 MAX_PORT = 65535

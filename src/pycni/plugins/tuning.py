@@ -10,8 +10,6 @@ Sysctls are not given back by DEL: they die with the namespace, or belong to it.
 
 from __future__ import annotations
 
-import json
-import logging
 import re
 from collections.abc import Iterable
 from functools import partial
@@ -24,6 +22,7 @@ from pycni.kernel.directory import Directory, find_obstacle, io_faults, make_dir
 from pycni.kernel.side import Side
 from pycni.kernel.sysctl import Sysctl
 from pycni.kernel.types import Link
+from pycni.log import Log
 from pycni.model import jsonio
 from pycni.model.jsonio import Uint
 from pycni.model.names import Mac
@@ -32,7 +31,7 @@ from pycni.model.result import Result
 from pycni.net.undo import Gather, Undo
 from pycni.plugins.sdk import Call, Config, Plugin
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 DEFAULT_DATA_DIR = "/run/cni/tuning"
 ALLOWLIST = "/etc/cni/tuning/allowlist.conf"
@@ -173,12 +172,20 @@ def parse_sysctls(
     sysctls: dict[str, str] = {}
     for path, raw in (("sysctl", config.sysctl), ("args.cni.sysctl", config.args.cni.sysctl)):
         named = jsonio.decode(raw, dict[str, str], where=path)
-        # A parser's dict keeps the last of equal keys, the text shows them all.
-        if len(named) < len(json.loads(bytes(raw), object_pairs_hook=list) or ()):
+        if _has_duplicates(bytes(raw), named):
             raise InvalidConfig(f"{path}: duplicated sysctl keys are not allowed")
         for key, value in named.items():
             sysctls[parse_sysctl(path, key, ifname, allowlist)] = value
     return sysctls
+
+
+def _has_duplicates(raw: bytes, named: dict[str, str]) -> bool:
+    """Whether the text shows more keys than a parser's dict, which keeps the last of equal ones."""
+    if raw.count(b":") == len(named):
+        return False  # one for each key, as it nearly always is: no need for another parser
+    import json
+
+    return len(named) < len(json.loads(raw, object_pairs_hook=list) or ())
 
 
 def parse_sysctl(path: str, key: str, ifname: str, allowlist: list[str] | None) -> str:

@@ -8,9 +8,7 @@ runs before the verb acts and not after it. Only then is the kernel touched.
 
 from __future__ import annotations
 
-import logging
 import os
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +22,7 @@ from pycni.errors import (
     InvalidNetns,
 )
 from pycni.kernel.side import Side
+from pycni.log import Log
 from pycni.model import jsonio
 from pycni.model.deadline import Deadline
 from pycni.model.names import NetworkName
@@ -32,7 +31,7 @@ from pycni.model.result import Result
 from pycni.model.version import GATES, SUPPORTED, at_least
 from pycni.plugins.sdk import Call, Config, Delegate, Plugin
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 # SPEC main calls the key valid-attachments; the tag spec-v1.1.0 and libcni < 1.3 attachments
 # (containernetworking/cni #1101). Both are sent, either is read.
@@ -167,7 +166,7 @@ def guard_netns(request: Request, host: Side) -> None:
 
 def internal_error(exc: BaseException, what: str) -> InternalError:
     """Log the traceback of `exc` under a fresh id and return the error that names only the id."""
-    log_id = secrets.token_hex(4)
+    log_id = os.urandom(4).hex()
     log.error("internal error in %s (log id %s)", what, log_id, exc_info=exc)
     return InternalError(what, log_id)
 

@@ -2,58 +2,41 @@
 """How one plugin is run: a function call for a built-in one, a child process for any other.
 
 `Executors` is what the rest of the runtime sees: it knows who runs which type, and hands every
-plugin a `Delegation` through which it can run another one (SPEC section 4). This is the only
-module outside `kernel/` and `windows/` that starts processes.
+plugin a `Delegation` through which it can run another one (SPEC section 4).
 """
 
 from __future__ import annotations
 
-import errno
 import itertools
-import logging
 import os
-import select
-import signal
 import stat
-import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
 from pycni import plugins
-from pycni.errors import CniError, DecodeFailure, InvalidConfig, IOFailure, TryAgain
+from pycni.errors import CniError, DecodeFailure, InvalidConfig
 from pycni.kernel.side import Side
 from pycni.model import jsonio
-from pycni.model.config import ENDPOINT, PluginConfig
 from pycni.model.deadline import Deadline
 from pycni.model.names import PluginType
 from pycni.model.request import PARENT_VARIABLE, Request, Verb
 from pycni.model.result import Result
 from pycni.model.version import CURRENT, DEFAULT
-from pycni.model.wire_error import parse_error
 from pycni.plugins.sdk import Delegate, Plugin
 from pycni.runtime import nesting, trace
 from pycni.runtime.dispatch import dispatch, fold, parse_config, text_field
 from pycni.runtime.errors import PluginFailed, PluginNotFound
-from pycni.runtime.redaction import redact
-from pycni.windows import processes
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from pycni.model.config import PluginConfig
 
-STDOUT_LIMIT = 4 << 20
-STDERR_LIMIT = 64 << 10
-QUOTED_LIMIT = 2 << 10  # of a plugin's stderr or stdout in one error message
 CLEANUP_TIMEOUT_S = 60.0
 
-# What may follow a plugin's type in the name of its file.
-SUFFIXES = processes.SUFFIXES if os.name == "nt" else ("",)
-
-# An executable still open for writing, as just after an upgrade (libcni: 5 retries, 1 s apart).
-BUSY_TRIES = 6
-BUSY_DELAY_S = 1.0
-
+# What may follow a plugin's type in the name of its file, in libcni's order (cni #360).
+SUFFIXES = (".exe", "") if os.name == "nt" else ("",)
 
 ExecutorKind = Literal["builtin", "exec", "daemon", "unknown"]
 
@@ -212,7 +195,7 @@ class Exec:
         executable = self._get(plugin_type)
         with netns_path(request) as netns:
             env = self._environment(request, netns)
-            stdout = self._execute(plugin_type, executable, request, env, deadline)
+            stdout = self._run(plugin_type, executable, request, env, deadline)
         return canonical_result(plugin_type, stdout, request) if request.verb is Verb.ADD else b""
 
     def versions(self, plugin_type: str) -> tuple[str, ...]:
@@ -257,7 +240,7 @@ class Exec:
         )
         env = self._environment(request, request.netns)
         try:
-            reply = self._execute(plugin_type, executable, request, env, Deadline(10))
+            reply = self._run(plugin_type, executable, request, env, Deadline(10))
         except CniError as error:
             if error.msg == "unknown CNI_COMMAND: VERSION":  # SPEC R23: 0.1.0 had no VERSION
                 return (DEFAULT,)
@@ -287,7 +270,7 @@ class Exec:
             env["CNI_NETNS_OVERRIDE"] = "true"
         return env
 
-    def _execute(
+    def _run(
         self,
         plugin_type: str,
         executable: str,
@@ -295,53 +278,11 @@ class Exec:
         env: dict[str, str],
         deadline: Deadline,
     ) -> bytes:
-        what = f"{request.verb} of plugin {plugin_type}"
-        if os.name == "nt":
-            limits = {"stdout_limit": STDOUT_LIMIT, "stderr_limit": STDERR_LIMIT}
-            status, stdout, stderr = processes.run(
-                executable, request.config, env, deadline, what=what, **limits
-            )
-        else:
-            process = self._start(executable, request.config, env, deadline)
-            stdout, stderr = _supervise(process, what, deadline)
-            status = process.returncode
-        said = redact(stderr.decode("utf-8", "replace"), request.config).strip()
-        if said:
-            log.info("plugin %s %s: %s", plugin_type, request.verb, said)
-            trace.overhear(said)
-        if status:
-            raise decode_failure(status, stdout, said, request.config)
-        return stdout
+        from pycni.runtime import child
 
-    def _start(
-        self, executable: str, stdin: bytes, env: dict[str, str], deadline: Deadline
-    ) -> subprocess.Popen[bytes]:
-        inherited = () if self.lifeline is None else (self.lifeline,)
-        with _as_file(stdin) as stdin_fd:
-
-            def start() -> subprocess.Popen[bytes]:
-                # Its own session: a group to kill, and no terminal to be stopped by.
-                return subprocess.Popen(  # a file of a configured directory, and no shell
-                    [executable],
-                    stdin=stdin_fd,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    env=env,
-                    start_new_session=True,
-                    pass_fds=inherited,
-                )
-
-            for attempt in range(BUSY_TRIES):
-                if attempt:
-                    deadline.sleep(BUSY_DELAY_S)
-                try:
-                    return self.host.run(start)
-                except OSError as exc:
-                    if exc.errno != errno.ETXTBSY:
-                        reason = exc.strerror
-                        raise IOFailure(f"cannot execute {executable}: {reason}") from exc
-        # Go returns success here, with nothing on stdout.
-        raise TryAgain(f"{executable} is being written to (text file busy)")
+        return child.run(
+            plugin_type, executable, request, env, deadline, host=self.host, lifeline=self.lifeline
+        )
 
 
 class Executors:
@@ -387,7 +328,7 @@ class Executors:
         if not plugin.endpoint:
             return self.get(plugin.type)
         if self.endpoints is None:
-            raise InvalidConfig(f"{ENDPOINT}: no plugin daemons are reached from here")
+            raise InvalidConfig("cni.dev/endpoint: no plugin daemons are reached from here")
         return self.endpoints(plugin.endpoint)
 
     def has(self, plugin_type: str) -> bool:
@@ -470,50 +411,6 @@ def canonical_result(plugin_type: str, stdout: bytes, request: Request) -> bytes
         ) from error
 
 
-def decode_failure(status: int, stdout: bytes, stderr: str, config: bytes) -> CniError:
-    """What a plugin that exited with `status` meant to say (SPEC E3)."""
-    exit_text = f"exit status {status}" if status > 0 else f"signal: {_signal_name(-status)}"
-    if not stdout.strip():
-        if not stderr:
-            return PluginFailed(f"netplugin failed with no error message: {exit_text}")
-        return PluginFailed(f"netplugin failed: {_quote(stderr)}: {exit_text}")
-    try:
-        return parse_error(stdout)
-    except DecodeFailure as exc:
-        said = _quote(redact(stdout.decode("utf-8", "replace"), config))
-        return PluginFailed(
-            f"netplugin failed but error parsing its diagnostic message {said}: {exc.msg}",
-            exit_text,
-        )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal has no name of its own
-        return str(number)
-
-
-def _quote(text: str) -> str:
-    if len(text) > QUOTED_LIMIT:
-        text = text[:QUOTED_LIMIT] + "…"
-    return msgspec.json.encode(text).decode()
-
-
-@contextmanager
-def _as_file(content: bytes) -> Iterator[int]:
-    """`content` as a readable descriptor: however slowly a plugin reads, nobody has to feed it."""
-    fd = os.memfd_create("cni-config", os.MFD_CLOEXEC)
-    try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.lseek(fd, 0, os.SEEK_SET)
-        yield fd
-    finally:
-        os.close(fd)
-
-
 @contextmanager
 def netns_path(request: Request) -> Iterator[str]:
     """A path of the container's namespace that a child can open.
@@ -531,63 +428,3 @@ def _same_file(path: str, fd: int) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except OSError:
         return False
-
-
-def _supervise(
-    process: subprocess.Popen[bytes], what: str, deadline: Deadline
-) -> tuple[bytes, bytes]:
-    """Collect the output until the process exits; kill its whole group if it must not go on.
-
-    The end is the exit of the process, not of its pipes: a daemon it leaves behind may hold them.
-    """
-    assert process.stdout is not None
-    assert process.stderr is not None
-    stdout, stderr = bytearray(), bytearray()
-    streams = {process.stdout.fileno(): stdout, process.stderr.fileno(): stderr}
-    pidfd = os.pidfd_open(process.pid)
-    wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    forget = deadline.on_cancel(lambda: os.eventfd_write(wake, 1))
-    try:
-        poller = select.poll()
-        for fd in (*streams, pidfd, wake):
-            poller.register(fd, select.POLLIN)
-        for fd in streams:
-            os.set_blocking(fd, False)
-        exited = False
-        while not exited:
-            left = deadline.remaining_s()
-            ready = {fd for fd, _ in poller.poll(None if left is None else left * 1000 + 1)}
-            exited = pidfd in ready
-            if not exited:
-                deadline.check(what)
-            for fd in streams if exited else streams.keys() & ready:
-                if _drain(fd, streams[fd]) and not exited:
-                    poller.unregister(fd)
-            if len(stdout) > STDOUT_LIMIT:
-                raise IOFailure(f"{what}: more than {STDOUT_LIMIT} bytes on stdout")
-            del stderr[STDERR_LIMIT:]
-        process.wait()
-        return bytes(stdout), bytes(stderr)
-    finally:
-        forget()
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for fd in (pidfd, wake):
-            os.close(fd)
-        process.stdout.close()
-        process.stderr.close()
-
-
-def _drain(fd: int, into: bytearray) -> bool:
-    """Read what is there, up to one limit's worth; return whether the stream has ended."""
-    start = len(into)
-    while len(into) - start <= STDOUT_LIMIT:
-        try:
-            chunk = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            return False
-        if not chunk:
-            return True
-        into += chunk
-    return False

@@ -10,7 +10,7 @@ environment says so; it is worth nothing once the outer call has ended.
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 
@@ -41,7 +41,7 @@ class Nesting:
     @contextlib.contextmanager
     def holding(self, networks: Collection[str], container_id: str | None) -> Iterator[None]:
         """Around a call that holds these networks and this container; None: all of them."""
-        token = secrets.token_hex(8)
+        token = os.urandom(8).hex()
         self._held[token] = frozenset(networks), container_id
         before = _current.set(token)
         try:

@@ -18,7 +18,7 @@ from pycni.model.config import typed_config
 from pycni.model.names import PluginType
 from pycni.model.schema import json_schema
 from pycni.model.version import SUPPORTED
-from pycni.runtime import executors
+from pycni.runtime import child
 from pycni.runtime.node import Node
 from pycni.service import findings, views, wire
 from pycni.service.daemons import Daemons
@@ -70,7 +70,7 @@ class NodeService(node_pb2_grpc.NodeServicer):
                 max_json_depth=jsonio.MAX_DEPTH,
                 max_concurrent_calls=limits.running,
                 max_queued_calls=limits.waiting,
-                max_plugin_output_bytes=executors.STDOUT_LIMIT,
+                max_plugin_output_bytes=child.STDOUT_LIMIT,
             ),
             plugin_path=map(wire.text, self._node.runtime.path),
             conf_dir=wire.text(self._conf_dir),

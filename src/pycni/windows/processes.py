@@ -20,8 +20,6 @@ from pycni.errors import IOFailure
 from pycni.model.deadline import Deadline
 from pycni.windows.abi import load_system32
 
-SUFFIXES = (".exe", "")  # libcni's order (containernetworking/cni #360)
-
 _CREATE_NO_WINDOW = 0x08000000
 _EXTENDED_LIMIT_INFORMATION = 9
 _KILL_ON_JOB_CLOSE = 0x2000

@@ -118,17 +118,24 @@ def test_a_read_only_directory_is_an_error(tmp_path: Path) -> None:
 
 def binary() -> bytes:
     """What a compiled shim looks like to us."""
-    marks = (installation.SOCKET_MARK, installation.INTERPRETER_MARK)
+    marks = (
+        installation.SOCKET_MARK,
+        installation.INTERPRETER_MARK,
+        installation.PACKAGES_MARK,
+    )
     return b"\x7fELF" + b"".join(mark + b"/default".ljust(1008, b"\0") for mark in marks) + b"end"
 
 
 def test_the_fields_of_a_compiled_shim_are_filled_in() -> None:
     """In place: the size stays, and what was there before is gone."""
-    filled = installation.compiled_shim(binary(), socket="/s", interpreter="/usr/bin/python3")
+    filled = installation.compiled_shim(
+        binary(), socket="/s", interpreter="/usr/bin/python3", packages="/a:/b"
+    )
     assert len(binary()) == len(filled)
     assert b"/default" not in filled
     assert installation.SOCKET_MARK + b"/s\0\0" in filled
     assert installation.INTERPRETER_MARK + b"/usr/bin/python3\0" in filled
+    assert installation.PACKAGES_MARK + b"/a:/b\0" in filled
     assert filled.endswith(b"end")
 
 
@@ -150,11 +157,13 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_the_python_shim_has_its_values_and_compiles() -> None:
     """Quotes in a path are no way into the code."""
-    text = installation.python_shim(socket="/a'\"b", interpreter="/usr/bin/python3").decode()
+    text = installation.python_shim(
+        socket="/a'\"b", interpreter="/usr/bin/python3", packages="/p"
+    ).decode()
     assert text.startswith("#!/usr/bin/python3 -IS\n# A plugin executable of pycni.\n")
     names: dict[str, object] = {"__name__": "shim"}
     exec(compile(text, "shim", "exec"), names)
-    assert ("/a'\"b", "/usr/bin/python3") == (names["SOCKET"], names["INTERPRETER"])
+    assert ("/a'\"b", "/p") == (names["SOCKET"], names["PACKAGES"])
 
 
 def test_the_compilers_are_tried_best_first() -> None:

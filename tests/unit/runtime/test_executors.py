@@ -26,7 +26,7 @@ from pycni.errors import (
 from pycni.kernel.side import Side
 from pycni.model.deadline import Deadline
 from pycni.model.request import Request, Verb
-from pycni.runtime import executors, trace
+from pycni.runtime import child, trace
 from pycni.runtime.errors import PluginFailed, PluginNotFound
 from pycni.runtime.executors import Exec, Executors, InProcess
 from tests.unit.runtime.fakes import Lab
@@ -305,7 +305,7 @@ def test_too_much_output_is_cut_off(
     exec_: Exec, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plugin gone wild does not fill our memory."""
-    monkeypatch.setattr(executors, "STDOUT_LIMIT", 1 << 16)
+    monkeypatch.setattr(child, "STDOUT_LIMIT", 1 << 16)
     make("exec yes")
     with pytest.raises(IOFailure, match="ADD of plugin x: more than 65536 bytes on stdout"):
         run(exec_, Verb.ADD)
@@ -333,7 +333,7 @@ def test_an_executable_being_written_is_tried_again(
     exec_: Exec, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L6: and if it stays busy, that is code 11, not success as in Go."""
-    monkeypatch.setattr(executors, "BUSY_DELAY_S", 0.01)
+    monkeypatch.setattr(child, "BUSY_DELAY_S", 0.01)
     make("exit 0")
     with (tmp_path / "x").open("ab"), pytest.raises(TryAgain, match="text file busy"):
         run(exec_)
