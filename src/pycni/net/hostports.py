@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_interface
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -281,10 +282,8 @@ class _Plan:
             return
         group = Group.of(address)
         self.groups[group] = None
-        loopback = ip_interface((_LOOPBACK[address.version], address.network.prefixlen))
-        for network in (address.network, loopback.network):
-            subnet = nftmaps.address(network.network_address)
-            self._hold(Slot(group.hairpin, ip + subnet))
+        for network in (address.network.network_address, _loopback_network(group)):
+            self._hold(Slot(group.hairpin, ip + nftmaps.address(network)))
 
     def _hold(self, slot: Slot, *, value: bytes = b"", jump: str = "") -> None:
         self.elements[slot] = Element(slot=slot, value=value, jump=jump, comment=self.owner.tag)
@@ -296,6 +295,12 @@ def _first(addresses: Iterable[IPInterface]) -> dict[int, IPInterface]:
     for address in addresses:
         first.setdefault(address.version, address)
     return first
+
+
+@lru_cache(maxsize=256)
+def _loopback_network(group: Group) -> IPAddress:
+    """What is left of the loopback address under the group's mask."""
+    return ip_interface((_LOOPBACK[group.version], group.length)).network.network_address
 
 
 def _find_link_to(host: Side, address: IPAddress, links: dict[int, Link | None]) -> Link | None:

@@ -30,6 +30,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
 from ipaddress import ip_network
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -109,6 +110,7 @@ class Group(NamedTuple):
     def __str__(self) -> str:
         return f"{self.version}-{self.length}"
 
+    @lru_cache(maxsize=256)  # noqa: B019 - of tuples, and there are 162 of them
     def chain(self) -> Chain:
         """The chain that evaluates the sets, on a hook of its own."""
         ip, address = KEYWORDS[self.version], _ADDRESS_TYPES[self.version]
