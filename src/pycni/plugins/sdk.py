@@ -97,6 +97,33 @@ class Ipam:
         return self._delegate.run(self.type, request, self._deadline)
 
 
+class Container:
+    """A container's namespace, opened when it is first asked for and kept until it is closed."""
+
+    def __init__(self, netns: str, netns_fd: int | None = None) -> None:
+        self.netns = netns
+        self.netns_fd = netns_fd
+        self._side: Side | None = None
+
+    def open(self) -> Side:
+        """Its side; InvalidNetns (8) when the path is missing or not a network namespace."""
+        if self._side is None:
+            try:
+                self._side = Side.open(self.netns, fd=self.netns_fd)
+            except NamespaceGone as gone:
+                raise InvalidNetns(
+                    f"network namespace {self.netns!r} does not exist",
+                    hint="create the namespace before ADD and keep it until DEL",
+                ) from gone
+        return self._side
+
+    def close(self) -> None:
+        """Close it if it was opened."""
+        if self._side is not None:
+            self._side.close()
+            self._side = None
+
+
 class Call(Generic[C]):
     """One verb on one attachment: its parsed input and the two sides it may work on.
 
@@ -115,7 +142,9 @@ class Call(Generic[C]):
         host: Side,
         delegate: Delegate,
         deadline: Deadline,
+        container: Container | None = None,
     ) -> None:
+        """A `container` given is whoever's who gave it; without one the call opens its own."""
         self.config = config
         self.request = request
         self.verb = request.verb
@@ -127,7 +156,8 @@ class Call(Generic[C]):
         self.host = host
         self.delegate = delegate
         self.deadline = deadline
-        self._container: Side | None = None
+        self._container = container or Container(request.netns, request.netns_fd)
+        self._owns_container = container is None
 
     @property
     def container(self) -> Side:
@@ -135,15 +165,7 @@ class Call(Generic[C]):
 
         Raises InvalidNetns (8) when the path is missing or not a network namespace.
         """
-        if self._container is None:
-            try:
-                self._container = Side.open(self.request.netns, fd=self.request.netns_fd)
-            except NamespaceGone as gone:
-                raise InvalidNetns(
-                    f"network namespace {self.request.netns!r} does not exist",
-                    hint="create the namespace before ADD and keep it until DEL",
-                ) from gone
-        return self._container
+        return self._container.open()
 
     def find_container(self) -> Side | None:
         """The container's namespace, or None when it is gone, as DEL must tolerate (SPEC P6)."""
@@ -185,10 +207,9 @@ class Call(Generic[C]):
         return self.prev_result or Result(cniVersion=self.config.cniVersion)
 
     def close(self) -> None:
-        """Close the container side if it was opened."""
-        if self._container is not None:
+        """Close the container side if this call opened it."""
+        if self._owns_container:
             self._container.close()
-            self._container = None
 
 
 class Plugin(Generic[C]):

@@ -29,7 +29,7 @@ from pycni.model.names import NetworkName
 from pycni.model.request import Attachment, Request, Verb
 from pycni.model.result import Result
 from pycni.model.version import GATES, SUPPORTED, at_least
-from pycni.plugins.sdk import Call, Config, Delegate, Plugin
+from pycni.plugins.sdk import Call, Config, Container, Delegate, Plugin
 
 log = Log(__name__)
 
@@ -57,9 +57,18 @@ class InternalError(CniError, code=999):
 
 
 def dispatch(
-    plugin: Plugin[Any], request: Request, *, host: Side, delegate: Delegate, deadline: Deadline
+    plugin: Plugin[Any],
+    request: Request,
+    *,
+    host: Side,
+    delegate: Delegate,
+    deadline: Deadline,
+    container: Container | None = None,
 ) -> bytes:
-    """Run one verb of `plugin`; return the result JSON on ADD and nothing on the other verbs."""
+    """Run one verb of `plugin`; return the result JSON on ADD and nothing on the other verbs.
+
+    `container` is one that other calls use too.
+    """
     config_version: str | None = None
     try:
         fields = fold(jsonio.decode_raw_object(request.config))
@@ -82,6 +91,7 @@ def dispatch(
             host=host,
             delegate=delegate,
             deadline=deadline,
+            container=container,
         )
         try:
             return _run(plugin, call, config_version)

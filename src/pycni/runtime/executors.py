@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -25,7 +26,7 @@ from pycni.model.names import PluginType
 from pycni.model.request import PARENT_VARIABLE, Request, Verb
 from pycni.model.result import Result
 from pycni.model.version import CURRENT, DEFAULT
-from pycni.plugins.sdk import Delegate, Plugin
+from pycni.plugins.sdk import Container, Delegate, Plugin
 from pycni.runtime import nesting, trace
 from pycni.runtime.dispatch import dispatch, fold, parse_config, text_field
 from pycni.runtime.errors import PluginFailed, PluginNotFound
@@ -122,6 +123,7 @@ class InProcess:
         self.host = host
         self.delegate: Delegate = delegate or Delegation(self)
         self._extra = dict(extra or {})
+        self._thread = threading.local()
 
     def has(self, plugin_type: str) -> bool:
         """Whether the type is built in."""
@@ -129,8 +131,28 @@ class InProcess:
 
     def run(self, plugin_type: str, request: Request, deadline: Deadline) -> bytes:
         """Call the verb in this thread."""
-        plugin = self.get(plugin_type)
-        return dispatch(plugin, request, host=self.host, delegate=self.delegate, deadline=deadline)
+        container: Container | None = getattr(self._thread, "container", None)
+        if container and (container.netns, container.netns_fd) != (request.netns, request.netns_fd):
+            container = None
+        return dispatch(
+            self.get(plugin_type),
+            request,
+            host=self.host,
+            delegate=self.delegate,
+            deadline=deadline,
+            container=container,
+        )
+
+    @contextmanager
+    def staying_in(self, netns: str, netns_fd: int | None = None) -> Iterator[None]:
+        """Have all plugins that this thread runs on one container share its open namespace."""
+        outer = getattr(self._thread, "container", None)
+        self._thread.container = container = Container(netns, netns_fd)
+        try:
+            yield
+        finally:
+            self._thread.container = outer
+            container.close()
 
     def versions(self, plugin_type: str) -> tuple[str, ...]:
         """What the plugin's class says."""

@@ -115,9 +115,10 @@ class Runtime:
         result: bytes | None = None
         steps: list[Step] = []
         try:
-            for index, plugin in enumerate(network.plugins):
-                config = _config(network, plugin, params, result)
-                result = self._run(Verb.ADD, index, plugin, config, params, deadline, steps)
+            with self.executors.in_process.staying_in(params.netns, params.netns_fd):
+                for index, plugin in enumerate(network.plugins):
+                    config = _config(network, plugin, params, result)
+                    result = self._run(Verb.ADD, index, plugin, config, params, deadline, steps)
         except CniError as error:
             error.residue = "UNKNOWN"
             if _default(cleanup_on_failure, self.cleanup_on_failure):
@@ -169,9 +170,10 @@ class Runtime:
         prev_result = in_version(prev_result, network.cniVersion)
         deadline = deadline or Deadline()
         steps: list[Step] = []
-        for index, plugin in enumerate(network.plugins):
-            config = _config(network, plugin, params, prev_result)
-            self._run(Verb.CHECK, index, plugin, config, params, deadline, steps)
+        with self.executors.in_process.staying_in(params.netns, params.netns_fd):
+            for index, plugin in enumerate(network.plugins):
+                config = _config(network, plugin, params, prev_result)
+                self._run(Verb.CHECK, index, plugin, config, params, deadline, steps)
         return Outcome(steps=tuple(steps))
 
     def gc(

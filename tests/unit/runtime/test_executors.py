@@ -573,6 +573,29 @@ def test_an_in_process_executor_is_its_own_delegate() -> None:
         alone.run("zz", Request(verb=Verb.DEL, config=CONFIG), Deadline(5))
 
 
+def test_the_plugins_of_a_chain_share_the_open_namespace_of_their_container() -> None:
+    """A call on another one has its own; none outlives what it was opened for."""
+    lab = Lab()
+    alone = InProcess(Side(), extra={"a": lab.a})
+    seen: list[Side] = []
+    lab.a.before = lambda call: seen.append(call.container)
+    here, elsewhere = (
+        Request(verb=Verb.CHECK, netns=f"/proc/{who}/ns/net", netns_override=True, config=CONFIG)
+        for who in ("self", "thread-self")
+    )
+    with alone.staying_in(here.netns):
+        for call in (here, elsewhere, here):
+            alone.run("a", call, Deadline(5))
+        first, other, again = seen
+        assert first is again is not other
+        assert first.netns is not None
+        assert other.netns is not None
+        assert (True, False) == (first.netns.fd >= 0, other.netns.fd >= 0)
+    alone.run("a", here, Deadline(5))
+    assert first is not seen[-1]
+    assert first.netns.fd < 0
+
+
 def test_an_unknown_command_of_a_plugin_is_not_a_bug_of_ours(exec_: Exec, make: Make) -> None:
     """Code 4 from a plugin is the plugin's word on what we sent."""
     make("""echo '{"code": 4, "msg": "unknown CNI_COMMAND: GC"}'; exit 1""")
