@@ -19,9 +19,9 @@ from pycni.model.request import Request
 from pycni.model.result import Result
 from pycni.plugins.sdk import Call, Config, Plugin
 from pycni.runtime.attachments import RUNTIME_LABEL, AttachmentKey, AttachmentParams, namespace_id
+from pycni.runtime.confdir import REFERENCE_TYPE
 from pycni.runtime.dispatch import dispatch
 from pycni.runtime.errors import NetworkNotFound
-from pycni.runtime.networks import REFERENCE_TYPE
 from pycni.runtime.node import Node
 from pycni.runtime.outcomes import GcTarget
 

@@ -4,7 +4,7 @@
 `*.conflist` files hold networks, to which the plugin objects in `<dir>/<network name>/*.conf` are
 appended; `*.conf` and `*.json` files hold a single plugin each and come after every list. Names
 sort by their bytes; subdirectories are no candidates. Where two files define one name, the first
-one counts.
+one counts, and what only refers to a network of the node does so where there is no other.
 
 `get` is as strict as libcni: a broken list stands in the way of all that sort after it. `load`,
 which `find` and `list` answer from, lets no broken file hide a good one.
@@ -30,6 +30,9 @@ from pycni.model.config import NetworkConfigList
 log = logging.getLogger(__name__)
 
 DEFAULT_DIR = "/etc/cni/net.d"
+# The plugin type by which another runtime's list refers to a network of a node. To the node such a
+# list is no network: running it would be to call itself, and to wait for itself.
+REFERENCE_TYPE = "pycni"
 MAX_BYTES = 4 << 20  # of one file
 # A file written this recently may be written again without a visible change of its times.
 RACY_NS = 50_000_000
@@ -142,7 +145,9 @@ class ConfDir:
                 note(path, _peek_name(path), error)
                 continue
             first = networks.setdefault(network.name, network)
-            if first is not network:
+            if first is not network and is_reference(first):
+                networks[network.name] = network  # what refers to the network hides it from nobody
+            elif first is not network and not is_reference(network):
                 hidden = InvalidConfig(f'network "{network.name}" is defined by {first.source}')
                 # Without a name: the one who asks for it gets the first.
                 note(path, "", hidden)
@@ -182,6 +187,11 @@ def _mark(path: str) -> _Mark | None:
     except OSError:
         return None
     return _Mark(state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+
+
+def is_reference(network: NetworkConfigList) -> bool:
+    """Whether the list refers to a network of a node instead of being one."""
+    return any(plugin.type == REFERENCE_TYPE for plugin in network.plugins)
 
 
 def read_network(path: str) -> NetworkConfigList:

@@ -33,7 +33,8 @@ from pycni.runtime.attachments import (
     AttachmentParams,
     State,
 )
-from pycni.runtime.networks import is_reference, parse_network
+from pycni.runtime.confdir import is_reference
+from pycni.runtime.networks import parse_network
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pycni.model.config import NetworkConfigList
 from pycni.model.deadline import Deadline
 from pycni.model.names import NetworkName
 from pycni.runtime.attachments import AttachmentKey
-from pycni.runtime.confdir import Fault
+from pycni.runtime.confdir import REFERENCE_TYPE, Fault, is_reference
 from pycni.runtime.errors import EtagMismatch, NetworkInUse, NetworkNotFound, NetworkReadOnly
 from pycni.runtime.events import Event, EventLog, Kind
 from pycni.runtime.locks import SharedLocks
@@ -25,10 +25,6 @@ from pycni.runtime.store import AttachmentFilter, Store, StoredNetwork, etag_of
 
 DELETE_TIMEOUT_S = 30.0
 PARSED = 256  # configurations kept parsed
-
-# The plugin type by which another runtime's list refers to a network of a node. To the node such a
-# list is no network: running it would be to call itself, and to wait for itself.
-REFERENCE_TYPE = "pycni"
 
 
 class NetworkSource(Protocol):
@@ -234,11 +230,6 @@ class Networks:
     def _find_file(self, name: str) -> NetworkConfigList | None:
         config = self._source.find(name) if self._source is not None else None
         return None if config is None or is_reference(config) else config
-
-
-def is_reference(network: NetworkConfigList) -> bool:
-    """Whether the list refers to a network of a node instead of being one."""
-    return any(plugin.type == REFERENCE_TYPE for plugin in network.plugins)
 
 
 def _refuse_reference(network: NetworkConfigList) -> None:

@@ -209,6 +209,18 @@ def test_the_default_network_is_the_first_of_all_files(tmp_path: Path) -> None:
     assert () == ConfDir(str(tmp_path / "missing")).defaults()
 
 
+@pytest.mark.parametrize("names", [("10-a", "50-a"), ("50-a", "10-a")])
+def test_a_reference_hides_no_network(tmp_path: Path, names: tuple[str, str]) -> None:
+    """What `pycni install --network` writes has the network's name and may stand beside it."""
+    reference, real = names
+    put_list(tmp_path / f"{reference}.conflist", "a", "pycni")
+    conf = ConfDir(str(tmp_path))
+    assert [["pycni"]] == [types(network) for network in conf.list()]
+    put_list(tmp_path / f"{real}.conflist", "a", "bridge", "portmap")
+    loaded = conf.load()
+    assert ([["bridge", "portmap"]], ()) == (list(map(types, loaded.networks)), loaded.faults)
+
+
 # -- reading again -------------------------------------------------------------------------------
 
 
