@@ -20,7 +20,7 @@ from pycni.kernel.netns import Netns, remove_named
 from tests.conformance.conftest import Places, on
 from tests.faces import Face
 from tests.fix_netns import json_in, run_in
-from tests.foreign import Foreign
+from pycni.testing.foreign import Foreign
 
 pytestmark = pytest.mark.root
 

@@ -21,7 +21,7 @@ from pycni.libcni import AttachmentParams, Libcni
 from pycni.model.config import NetworkConfigList
 from pycni.model.names import ContainerId, IfName
 from pycni.model.request import Attachment
-from tests.foreign import Foreign
+from pycni.testing.foreign import Foreign
 
 RESULT = {"cniVersion": "1.1.0", "ips": [{"address": "10.7.0.9/24"}]}
 

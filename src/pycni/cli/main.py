@@ -17,6 +17,7 @@ from pycni import __version__
 from pycni.cli import (
     attachment,
     cnitool,
+    conformance,
     demo,
     doctor,
     install,
@@ -51,6 +52,7 @@ if sys.platform == "win32":
 else:
     app.command("install")(install.install)
     app.command("uninstall")(install.uninstall)
+    app.command("conformance")(conformance.conformance)
 
 
 def _show_version(wanted: bool) -> None:

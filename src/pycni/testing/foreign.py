@@ -59,7 +59,14 @@ class Foreign:
 
     def relent(self, verb: str) -> None:
         """Have it fail on the verb no longer."""
-        (self.notes / f"fail-{verb}").unlink()
+        (self.notes / f"fail-{verb}").unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """Begin the notes anew."""
+        for path in (*self.notes.glob("*.env"), *self.notes.glob("*.stdin")):
+            path.unlink()
+        for path in (self.notes / "count", self.notes.parent / "order"):
+            path.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Remove the plugin with its notes."""
