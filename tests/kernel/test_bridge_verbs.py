@@ -279,7 +279,7 @@ def test_delete_reports_every_failure(node: Node, monkeypatch: pytest.MonkeyPatc
         patched.setattr(masquerade, "remove", fail)
         with pytest.raises(CniError, match=r"^delete eth0 of c1: 2 steps failed") as caught:
             node.delete(failing(dual(EDGE, 2), "DEL"))
-    assert "fixed: DEL fails as configured; no nftables today" == caught.value.details
+    assert "no nftables today; fixed: DEL fails as configured" == caught.value.details
     assert [] == host_ends(node)
     node.delete(dual(EDGE, 2))
 

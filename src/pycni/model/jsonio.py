@@ -93,8 +93,8 @@ _NULL, _BLANK = b"null", b'""'
 # Deeper than any configuration, and within the recursion every supported interpreter allows: what
 # is refused must not depend on who runs it.
 MAX_DEPTH = 512
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_BRACKET = re.compile(rb"[\[\]{}]")
+_STRING = rb'"(?:[^"\\]|\\.)*"'
+_BRACKET = rb"[\[\]{}]"
 
 
 def decode(data: Buffer, type: type[T], *, where: str = "") -> T:
@@ -177,7 +177,7 @@ def _is_too_deep(data: bytes) -> bool:
     if data.count(b"{") + data.count(b"[") <= MAX_DEPTH:
         return False
     depth = 0
-    for bracket in _BRACKET.findall(_STRING.sub(b"", data)):
+    for bracket in re.findall(_BRACKET, re.sub(_STRING, b"", data)):
         depth += 1 if bracket in b"[{" else -1
         if depth > MAX_DEPTH:
             return True

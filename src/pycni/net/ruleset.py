@@ -62,7 +62,7 @@ MASQUERADE_ALL = {4: "masquerade_all4", 6: "masquerade_all6"}
 
 OWNER_CHAIN = "owner"
 
-_GROUP_NAME = re.compile(r"postrouting([46])-(\d+)")
+_GROUP_NAME = r"postrouting([46])-(\d+)"
 _TRIES = 16
 _STEPS_PER_BATCH = 256
 
@@ -287,7 +287,7 @@ def table(nft: Nft) -> Maps:
 
 def groups(nft: Nft) -> list[Group]:
     """The groups that exist."""
-    names = (_GROUP_NAME.fullmatch(name) for name in table(nft).list_chains())
+    names = (re.fullmatch(_GROUP_NAME, name) for name in table(nft).list_chains())
     return [Group(int(name[1]), int(name[2])) for name in names if name]
 
 
