@@ -4,60 +4,67 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.clients.machine import IMAGE, Machine, make_image, wait_until
+from tests.clients.images import PAGE
+from tests.clients.machine import PYCNI, Machine
+from tests.clients.runtimes import EDGE, Containerd, add_network
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(180)]
 
-EDGE = Path(__file__).parents[2] / "deploy/networks/edge.json"
+# What a container on `edge` should see: its addresses, its gateway, and what is beyond.
+LOOK = (
+    "ip addr show eth0; cat /proc/sys/net/core/somaxconn;"
+    "for there in 10.2.0.1 fd00:10:2::1 192.0.2.2 2001:db8::2; do ping -c1 -W2 $there; done"
+)
 
 
-class Containerd:
-    """A containerd of the test's own."""
-
-    def __init__(self, machine: Machine, directory: Path) -> None:
-        self.machine = machine
-        self._socket = "/run/containerd-test.sock"
-        config = directory / "containerd.toml"
-        config.write_text(
-            "version = 2\n"
-            f'root = "{directory}/root"\nstate = "/run/containerd-test"\n'
-            'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
-            f'[grpc]\naddress = "{self._socket}"\n'
-        )
-        log = directory / "containerd.log"
-        machine.start("containerd", "--config", str(config), log=log)
-        wait_until(lambda: bool(self("version", check=False)), "containerd")
-        self("images", "import", "--no-unpack", str(make_image(directory)))
-
-    def __call__(self, *arguments: str, check: bool = True) -> str:
-        command = ("ctr", "--address", self._socket, *arguments)
-        return self.machine.run(*command, check=check, timeout_s=60)
+def add_edge(machine: Machine, name: str = "10-edge.conflist") -> None:
+    """The network `edge` where containerd looks first."""
+    add_network(machine, name, json.loads(EDGE.read_text()))
 
 
-@pytest.fixture
-def containerd(machine: Machine, tmp_path: Path) -> Containerd:
-    """containerd with the network `edge` in the default conf dir."""
-    config = json.loads(EDGE.read_text())
-    target = tmp_path / "10-edge.conflist"
-    target.write_text(json.dumps(config))
-    machine.run("cp", str(target), "/etc/cni/net.d/10-edge.conflist")
-    return Containerd(machine, tmp_path)
+def expect_edge(printed: str) -> None:
+    """Every plugin of `edge` did its part."""
+    assert "10.2.0.2/16" in printed
+    assert "fd00:10:2::2/64" in printed
+    assert "\n500\n" in printed
+    assert 4 == printed.count("1 packets received"), printed
 
 
 def test_a_container_on_edge(containerd: Containerd) -> None:
-    """It has both addresses and reaches its gateway; after it nothing is left."""
-    printed = containerd(
-        "run", "--rm", "--cni", "--snapshotter", "native", IMAGE, "c1",
-        "sh", "-c", "ip addr show eth0; ping -c1 -W2 10.2.0.1",
-    )  # fmt: skip
-    assert "10.2.0.2/16" in printed
-    assert "fd00:10:2::2/64" in printed
-    assert "1 packets received" in printed
+    """It has both addresses and gets out, masqueraded; after it nothing is left."""
+    add_edge(containerd.machine)
+    expect_edge(containerd.run("c1", "sh", "-c", LOOK))
+    assert [] == containerd.machine.left()
+
+
+def test_containers_beside_each_other(containerd: Containerd) -> None:
+    """Each has its own address, they reach each other, and one's end is not the other's."""
     machine = containerd.machine
-    assert [] == machine.leases("edge")
-    assert [] == machine.nft_elements()
-    assert not [link for link in machine.links() if link.startswith("veth")]
+    add_edge(machine)
+    containerd.start("c1")
+    containerd.start("c2")
+    assert PAGE == machine.fetch("http://10.2.0.2/index.html")
+    address = "http://[fd00:10:2::3]/index.html"
+    assert PAGE == containerd.execute("c1", "wget", "-q", "-O", "-", address)
+    containerd.stop("c1")
+    assert PAGE == machine.fetch(address)
+    assert 1 == len(machine.veths())
+    assert ["edge/10.2.0.3", "edge/fd00:10:2::3"] == machine.leases()
+    containerd.stop("c2")
+    assert [] == machine.left()
+
+
+def test_a_whole_network_in_one_exec(containerd: Containerd) -> None:
+    """A list of one plugin, `pycni`, does all that `edge` does; and takes it back."""
+    machine = containerd.machine
+    add_edge(machine, "50-edge.conflist")
+    machine.run(PYCNI, "install", "--conf-dir", "/etc/cni/net.d", "--network", "edge")
+    expect_edge(containerd.run("c1", "sh", "-c", LOOK))
+    assert [] == machine.left()
+    assert ["pycni"] == [
+        plugin["type"]
+        for plugin in machine.json("cat", "/etc/cni/net.d/10-edge.conflist")["plugins"]
+    ]

@@ -3,118 +3,140 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.clients.machine import GO_PLUGINS, Machine, make_rootfs, wait_until
+from tests.clients.images import PAGE
+from tests.clients.machine import Machine
+from tests.clients.runtimes import EDGE, Podman, add_network
 
 pytestmark = [pytest.mark.root, pytest.mark.go, pytest.mark.slow, pytest.mark.timeout(180)]
 
-LOCAL_IMAGE = "localhost/bb:1"
-BROWSER = (
-    "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=2).read().decode())"
-)
-WEB = "exec httpd -f -p 80 -h /"
+# The host itself, and another machine, by the addresses of both families.
+HERE = ("127.0.0.1", "192.0.2.1", "[2001:db8::1]")
+OUTSIDE = ("192.0.2.1", "[2001:db8::1]")
+# busybox has no server for datagrams: ours stands in the container's namespace.
+ECHO = """
+import socket
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+    server.bind(("0.0.0.0", 53))
+    while True:
+        server.sendto(*server.recvfrom(100))
+"""
+ASK = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:
+    ask.settimeout(2)
+    for _ in range(20):
+        ask.sendto(b"hello", ("192.0.2.1", int(sys.argv[1])))
+        try:
+            print(ask.recv(5).decode(), end="")
+            break
+        except OSError:
+            pass
+"""
 
 
-class Podman:
-    """podman on a machine, with storage and networks of its own."""
-
-    def __init__(self, machine: Machine, directory: Path) -> None:
-        self.machine = machine
-        self.networks = directory / "net.d"
-        config, storage = directory / "containers.conf", directory / "storage.conf"
-        config.write_text(
-            "[network]\n"
-            'network_backend = "cni"\n'
-            f'cni_plugin_dirs = ["{machine.bin}", "{GO_PLUGINS}"]\n'
-            f'network_config_dir = "{self.networks}"\n'
-            "[engine]\n"
-            'runtime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
-            "[containers]\n"
-            'default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
-        )
-        storage.write_text(
-            f'[storage]\ndriver = "vfs"\ngraphroot = "{directory}/storage"\nrunroot = "/run/pod"\n'
-        )
-        self._env = {"CONTAINERS_CONF": str(config), "CONTAINERS_STORAGE_CONF": str(storage)}
-        rootfs = make_rootfs(directory)
-        archive = directory / "rootfs.tar"
-        machine.run("tar", "-C", str(rootfs), "-cf", str(archive), ".")
-        self("import", str(archive), LOCAL_IMAGE)
-
-    def __call__(self, *arguments: str, check: bool = True) -> str:
-        return self.machine.run("podman", *arguments, check=check, timeout_s=90, **self._env)
-
-    def start(self, name: str, *options: str) -> None:
-        """Run a web server."""
-        self("run", "-d", "--name", name, *options, LOCAL_IMAGE, "sh", "-c", WEB)
-
-    def addresses(self, name: str, interface: str = "eth0") -> str:
-        """What the container's interface says."""
-        return self("exec", name, "ip", "addr", "show", interface)
-
-    def remove(self, *names: str) -> None:
-        """Stop at once and remove."""
-        self("rm", "-f", "-t", "0", *names)
+def expect_page(machine: Machine, port: int) -> None:
+    """The web server behind a published port is seen from everywhere."""
+    for address in HERE:
+        assert PAGE == machine.fetch(f"http://{address}:{port}/index.html"), address
+    for address in OUTSIDE:
+        page = machine.fetch(f"http://{address}:{port}/index.html", outside=True)
+        assert PAGE == page, address
 
 
-@pytest.fixture
-def podman(machine: Machine, tmp_path: Path) -> Iterator[Podman]:
-    """podman; whatever containers a test left are removed."""
-    podman = Podman(machine, tmp_path)
-    yield podman
-    podman("rm", "-f", "-a", "-t", "0", check=False)
-
-
-def fetch(machine: Machine, url: str) -> str:
-    """The page a browser on the machine sees, once the server is up."""
-    page: list[str] = []
-
-    def answered() -> bool:
-        page[:] = [machine.run(sys.executable, "-c", BROWSER, url, check=False)]
-        return bool(page[0])
-
-    wait_until(answered, url, 15)
-    return page[0]
+def create_network(podman: Podman, name: str, number: int) -> None:
+    """`podman network create` with a subnet of each family."""
+    podman(
+        "network", "create", "--ipv6", "--subnet", f"10.{number}.0.0/24",
+        "--subnet", f"fd00:{number}::/64", name,
+    )  # fmt: skip
 
 
 def test_a_published_port_leads_to_the_container(podman: Podman) -> None:
-    """`podman network create` and `run -p`; `rm` leaves no link, no rule and no lease."""
+    """`podman network create` and `run -p`, TCP from here and outside; `rm` leaves nothing."""
     machine = podman.machine
-    podman("network", "create", "--subnet", "10.99.0.0/24", "testnet")
+    create_network(podman, "testnet", 99)
     podman.start("web", "--network", "testnet", "-p", "8080:80")
     assert "10.99.0.2/24" in podman.addresses("web")
-    assert "hello from inside" in fetch(machine, "http://127.0.0.1:8080/index.html")
+    assert "fd00:99::2/64" in podman.addresses("web")
+    expect_page(machine, 8080)
+    podman.execute("web", "ping", "-c1", "-W2", "192.0.2.2")
     podman.remove("web")
-    assert [] == machine.nft_elements()
-    assert [] == machine.leases("testnet")
-    assert not [link for link in machine.links() if link.startswith("veth")]
+    assert machine.refuses("http://127.0.0.1:8080/index.html")
+    assert [] == machine.left()
+
+
+def test_a_published_udp_port(podman: Podman) -> None:
+    """Datagrams from outside reach the container, and the answers come back."""
+    machine = podman.machine
+    create_network(podman, "testnet", 99)
+    podman.start("echo", "--network", "testnet", "-p", "5353:53/udp")
+    netns = podman("inspect", "--format", "{{.NetworkSettings.SandboxKey}}", "echo").strip()
+    log = machine.directory / "echo.log"
+    machine.start("nsenter", f"--net={netns}", sys.executable, "-c", ECHO, log=log)
+    outside = ("ip", "netns", "exec", "outside")
+    assert "hello" == machine.run(*outside, sys.executable, "-c", ASK, "5353"), log.read_text()
+    podman.remove("echo")
+    assert [] == machine.left()
 
 
 def test_a_container_on_two_networks(podman: Podman) -> None:
-    """Each network gives an interface and an address; both are gone afterwards."""
-    for name, number in (("one", 1), ("two", 2)):
-        podman("network", "create", "--subnet", f"10.9{number}.0.0/24", name)
-    podman.start("web", "--network", "one,two")
-    assert "10.91.0." in podman.addresses("web", "eth0")
-    assert "10.92.0." in podman.addresses("web", "eth1")
+    """Each network gives an interface, an address and a way; all are gone afterwards."""
+    machine = podman.machine
+    # Without names of ours podman numbers the interfaces in an order that changes.
+    for number, (name, interface) in enumerate({"one": "left", "two": "right"}.items(), 1):
+        create_network(podman, name, 90 + number)
+        podman.start(f"peer{number}", "--network", f"{name}:interface_name={interface}")
+    both = ("--network", "one:interface_name=left", "--network", "two:interface_name=right")
+    podman.start("web", *both)
+    for number, interface in enumerate(("left", "right"), 1):
+        assert f"10.9{number}.0.3/24" in podman.addresses("web", interface)
+        assert f"fd00:9{number}::3/64" in podman.addresses("web", interface)
+        podman.execute("web", "ping", "-c1", "-W2", f"10.9{number}.0.2")
+        podman.execute("web", "ping", "-c1", "-W2", f"fd00:9{number}::2")
     podman.remove("web")
-    assert [] == podman.machine.leases("one") + podman.machine.leases("two")
+    assert 2 == len(machine.veths())
+    podman.remove("peer1", "peer2")
+    assert [] == machine.left()
 
 
 def test_network_connect_and_disconnect(podman: Podman) -> None:
     """A running container joins a network, talks on it, and leaves it again."""
-    podman("network", "create", "--subnet", "10.93.0.0/24", "first")
-    podman("network", "create", "--subnet", "10.94.0.0/24", "second")
+    machine = podman.machine
+    create_network(podman, "first", 93)
+    create_network(podman, "second", 94)
     podman.start("mover", "--network", "first")
     podman.start("peer", "--network", "second")
-    podman("network", "connect", "second", "mover")
-    assert "10.94.0." in podman.addresses("mover", "eth1")
-    podman("exec", "mover", "ping", "-c1", "-W2", "10.94.0.2")
-    podman("network", "disconnect", "second", "mover")
-    assert "eth1" not in podman("exec", "mover", "ip", "link")
-    assert 1 == len(podman.machine.leases("second"))
+    for _ in range(2):
+        podman("network", "connect", "second", "mover")
+        assert "10.94.0." in podman.addresses("mover", "eth1")
+        podman.execute("mover", "ping", "-c1", "-W2", "10.94.0.2")
+        podman("network", "disconnect", "second", "mover")
+        assert "eth1" not in podman.execute("mover", "ip", "link")
+        assert ["10.94.0.2", "fd00:94::2"] == [
+            lease.removeprefix("second/")
+            for lease in machine.leases()
+            if lease.startswith("second/")
+        ]
+    podman.remove("mover", "peer")
+    assert [] == machine.left()
+
+
+def test_a_whole_network_in_one_exec(podman: Podman) -> None:
+    """A network of the one type `pycni` is `edge`, published ports included."""
+    machine = podman.machine
+    add_network(machine, "edge.conflist", json.loads(EDGE.read_text()))
+    reference = {"type": "pycni", "network": "edge", "capabilities": {"portMappings": True}}
+    whole = {"cniVersion": "1.0.0", "name": "whole", "plugins": [reference]}
+    (podman.networks / "whole.conflist").write_text(json.dumps(whole))
+    podman.start("web", "--network", "whole", "-p", "8080:80")
+    assert "10.2.0.2/16" in podman.addresses("web")
+    assert "500" == podman.execute("web", "cat", "/proc/sys/net/core/somaxconn").strip()
+    expect_page(machine, 8080)
+    podman.remove("web")
+    assert machine.refuses("http://127.0.0.1:8080/index.html")
+    assert [] == machine.left()
