@@ -3,50 +3,34 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-# Each of these costs more than a plugin's own work. docs/executables.md has the times.
-HEAVY = {
-    "asyncio",
-    "dataclasses",
-    "grpc",
-    "google.protobuf",
-    "http",
-    "pycni.cli",
-    "pycni.runtime.node",
-    "pycni.service",
-    "rich",
-    "sqlite3",
-    "typer",
-}
-# A measurement of coverage loads modules of its own, before anything else.
-CODE = """
-import sys
-before = set(sys.modules)
-from pycni.exec import skel, standalone
-from pycni.exec.framing import Call
-env = {"CNI_COMMAND": sys.argv[2], "CNI_CONTAINERID": "c", "CNI_IFNAME": "eth0"}
-reply = standalone.run(Call(sys.argv[1], env, sys.argv[3].encode()))
-print(reply.exit_status, *sorted(sys.modules.keys() - before))
-"""
+from tests import alone
 
 
-@pytest.mark.parametrize(
-    ("plugin", "command"), [("static", "VERSION"), ("static", "DEL"), ("bridge", "VERSION")]
-)
-def test_a_plugin_loads_nothing_heavy(plugin: str, command: str) -> None:
-    """Neither the node nor the service, nor what only they need."""
-    config = json.dumps({"cniVersion": "1.0.0", "name": "n", "type": plugin})
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", CODE, plugin, command, config],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    status, *loaded = done.stdout.split()
-    assert "0" == status
-    assert set() == HEAVY & set(loaded)
+@pytest.mark.parametrize("plugin", ["bridge", "host-local", "loopback", "portmap", "tuning"])
+def test_version_loads_no_more_than_it_needs(plugin: str) -> None:
+    """The plugin itself it does, whose versions are asked for."""
+    reply, loaded = alone.execute(plugin, {"cniVersion": "1.0.0"}, command="VERSION")
+    assert "1.0.0" == reply["cniVersion"]
+    assert set() == alone.NOT_NEEDED & loaded
+
+
+@pytest.mark.parametrize("verb", ["ADD", "CHECK", "DEL"])
+def test_an_ipam_plugin_loads_no_more_than_it_needs(tmp_path: Path, verb: str) -> None:
+    """Nothing of sockets either."""
+    ranges = [[{"subnet": "10.1.0.0/24"}]]
+    config = {
+        "cniVersion": "1.0.0",
+        "name": "n",
+        "type": "host-local",
+        "ipam": {"type": "host-local", "dataDir": str(tmp_path), "ranges": ranges},
+    }
+    attachment = {"containerid": "c", "ifname": "eth0", "netns": "/absent"}
+    result, loaded = alone.execute("host-local", config, command="ADD", **attachment)
+    if verb != "ADD":
+        later = {**config, "prevResult": result}
+        _, loaded = alone.execute("host-local", later, command=verb, **attachment)
+    assert set() == (alone.NOT_NEEDED | {"_socket", "ctypes"}) & loaded
