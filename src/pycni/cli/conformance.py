@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pycni conformance`: the table of black-box cases against the executables of any directory.
 
-As root the command starts itself anew in network, mount and process namespaces of its own, with
-an empty /run and /var/lib/cni: what plugins make ends with it. See docs/conformance.md.
+As root the command starts itself anew where nothing can happen to the machine
+(testing/conformance/isolation.py). See docs/conformance.md.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -31,9 +29,7 @@ if TYPE_CHECKING:
     from pycni.testing.conformance.samples import Sample
     from pycni.testing.conformance.table import Case
 
-INSIDE = "PYCNI_CONFORMANCE_INSIDE"
-HIDDEN = ("/run", "/var/run", "/var/lib/cni")
-NAMESPACES = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+STATE = ("/var/lib/cni",)
 FAILED = 1
 
 
@@ -67,6 +63,7 @@ def conformance(
 
     Exit status: 0 no case failed, 1 some did, 2 wrong usage.
     """
+    from pycni.testing.conformance import isolation
     from pycni.testing.conformance.runner import find_plugins
 
     as_json = json or context.obj.json
@@ -77,6 +74,8 @@ def conformance(
     if bin_dir is None:
         raise typer.BadParameter("--bin-dir says where the plugin executables are")
     bin_dir = bin_dir.absolute()
+    if not plugin and str(bin_dir) in os.environ.get("PATH", "").split(os.pathsep):
+        raise typer.BadParameter(f"{bin_dir} is in PATH, and has more than plugins: use --plugin")
     try:
         names = find_plugins(bin_dir, plugin or ())
         samples = _read(config or ())
@@ -84,9 +83,11 @@ def conformance(
             raise typer.BadParameter(f"--config is for {unknown[0]}, which is not tested")
     except CniError as error:
         raise typer.BadParameter(error.msg) from None
-    why = _enter_namespaces()
+    why = isolation.enter()
     with _suite(bin_dir, cases, strict=strict, timeout_s=timeout, why=why) as suite:
-        report = _Report(suite, names, samples, as_json=as_json, verbose=verbose)
+        report = _Report(
+            suite, names, samples, as_json=as_json, verbose=verbose, trusted=bool(plugin)
+        )
         findings = report.run()
     if any(finding.verdict == "fail" for finding in findings):
         raise typer.Exit(FAILED)
@@ -132,38 +133,22 @@ def _read(paths: list[Path] | tuple[Path, ...]) -> dict[str, Sample]:
 # -- the place -------------------------------------------------------------------------------------
 
 
-def _enter_namespaces() -> str:
-    """Become this command again, inside; or what keeps it from that. Inside: ""."""
-    if os.environ.pop(INSIDE, "") == "1":
-        return ""
-    if os.geteuid() != 0:
-        return "not root: sudo, or unshare --map-root-user --net --mount"
-    program = shutil.which("unshare", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/bin")
-    if program is None:
-        return "unshare is missing: install util-linux"
-    tried = subprocess.run([program, *NAMESPACES, "true"], capture_output=True, check=False)
-    if tried.returncode:
-        return f"no namespaces for us: {tried.stderr.decode(errors='replace').strip()}"
-    environment = {**os.environ, INSIDE: "1"}
-    command = [program, *NAMESPACES, sys.executable, "-m", "pycni.cli.main", *sys.argv[1:]]
-    return os.execve(program, command, environment)
-
-
 @contextlib.contextmanager
 def _suite(
     bin_dir: Path, cases: list[Case], *, strict: bool, timeout_s: float, why: str
 ) -> Iterator[Suite]:
     """The suite in a directory of its own and, inside, on a host with nothing but its loopback."""
+    from pycni.testing.conformance import isolation
     from pycni.testing.conformance.execution import Executables
     from pycni.testing.conformance.place import Place
     from pycni.testing.conformance.runner import Suite
 
-    if not why:
-        _hide(bin_dir)
+    if not why and (read_only := isolation.cover(bin_dir)):
+        sys.stderr.write(f"read-only for plugins: {', '.join(read_only)}\n")
     with tempfile.TemporaryDirectory(
         prefix="pycni-conformance-", dir=None if why else "/run"
     ) as directory:
-        place = Place(Path(directory), isolated=not why, state=() if why else HIDDEN[2:])
+        place = Place(Path(directory), isolated=not why, state=() if why else STATE)
         if not why:
             place.host.links.set("lo", up=True)
         try:
@@ -177,37 +162,6 @@ def _suite(
             )
         finally:
             place.close()
-
-
-def _hide(bin_dir: Path) -> None:
-    """Empty directories where plugins keep state; one with the plugins in it keeps those."""
-    inside = [top for top in HIDDEN if bin_dir.resolve().is_relative_to(top)]
-    kept = ""
-    if inside:
-        kept = tempfile.mkdtemp(prefix="pycni-conformance-", dir="/tmp")
-        _mount("--bind", str(bin_dir.resolve()), kept)
-    real = bin_dir.resolve()
-    for top in HIDDEN:
-        if Path(top).is_symlink():
-            continue
-        with contextlib.suppress(OSError):
-            Path(top).mkdir(parents=True, exist_ok=True)
-        _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", top)
-    if kept:
-        real.mkdir(parents=True)
-        _mount("--bind", kept, str(real))
-        _mount("--make-private", kept)
-        subprocess.run(["umount", kept], capture_output=True, check=False)
-        with contextlib.suppress(OSError):
-            os.rmdir(kept)
-    # The devices of /sys/class/net are those of the namespace it was mounted from.
-    subprocess.run(["mount", "-t", "sysfs", "sysfs", "/sys"], capture_output=True, check=False)
-
-
-def _mount(*arguments: str) -> None:
-    done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CniError(f"mount {' '.join(arguments)}: {done.stderr.strip()}")
 
 
 # -- what is told ----------------------------------------------------------------------------------
@@ -224,6 +178,7 @@ class _Report:
         *,
         as_json: bool,
         verbose: bool,
+        trusted: bool,
     ) -> None:
         from rich.console import Console
 
@@ -232,6 +187,7 @@ class _Report:
         self._samples = samples
         self._as_json = as_json
         self._verbose = verbose
+        self._trusted = trusted
         self._progress = Console(stderr=True)
         self._console: Console = output.console()
 
@@ -240,7 +196,9 @@ class _Report:
         findings: list[Finding] = []
         documents = []
         for name in self._names:
-            subject = self._suite.subject(name, self._samples.get(name))
+            subject = self._suite.subject(
+                name, self._samples.get(name), trusted=self._trusted or name in self._samples
+            )
             found = []
             with self._progress.status(name) as status:
                 for number, case in enumerate(self._suite.cases, 1):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pycni.errors import CniError, KernelError
@@ -43,9 +43,17 @@ class NotApplicable(Exception):
 class Subject:
     """One plugin under test."""
 
-    def __init__(self, name: str, sample: Sample, versions: tuple[str, ...] = SUPPORTED) -> None:
+    def __init__(
+        self,
+        name: str,
+        sample: Sample,
+        versions: Collection[str] = SUPPORTED,
+        *,
+        is_plugin: bool = True,
+    ) -> None:
         self.name = name
         self.sample = sample
+        self.is_plugin = is_plugin
         # Of those we know; what VERSION said is a case of its own.
         self.versions = tuple(v for v in SUPPORTED if v in versions) or SUPPORTED[:1]
 

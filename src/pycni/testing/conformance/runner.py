@@ -17,12 +17,15 @@ from msgspec import Struct
 
 from pycni.errors import CniError, InvalidConfig
 from pycni.model import jsonio
-from pycni.model.version import CURRENT, SUPPORTED
+from pycni.model.version import CURRENT
 from pycni.testing.conformance.execution import Exchange, Execute, quote
 from pycni.testing.conformance.place import Place
 from pycni.testing.conformance.probe import Failure, NotApplicable, Probe, Subject
 from pycni.testing.conformance.samples import NONE, SAMPLES, Role, Sample
 from pycni.testing.conformance.table import Case
+
+VERSION_CASE = "P10-version"
+NO_PLUGIN = "it does not answer VERSION, so it may be no plugin; --plugin tries all the same"
 
 
 class Verdict(enum.StrEnum):
@@ -71,16 +74,22 @@ class Suite:
         self._strict = strict
         self._why_not_isolated = why_not_isolated
 
-    def subject(self, name: str, sample: Sample | None = None) -> Subject:
-        """The plugin of that name, with the versions it says it supports."""
+    def subject(self, name: str, sample: Sample | None = None, *, trusted: bool = True) -> Subject:
+        """The plugin of that name, with the versions it says it supports.
+
+        Unless it is `trusted` to be a plugin, it must answer VERSION with a JSON object, a result
+        or an error, for anything else to be tried on it.
+        """
         env = {"CNI_COMMAND": "VERSION", "CNI_PATH": self._path}
         stdin = json.dumps({"cniVersion": CURRENT}).encode()
         outcome = self._execute(name, env, stdin)
-        versions: tuple[str, ...] = ()
-        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-            listed = json.loads(outcome.stdout)["supportedVersions"]
-            versions = tuple(text for text in SUPPORTED if text in listed)
-        return Subject(name, sample or SAMPLES.get(name, NONE), versions)
+        document: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            document = json.loads(outcome.stdout)
+        listed = document.get("supportedVersions") if isinstance(document, dict) else None
+        versions = listed if isinstance(listed, list) else []
+        is_plugin = trusted or isinstance(document, dict)
+        return Subject(name, sample or SAMPLES.get(name, NONE), versions, is_plugin=is_plugin)
 
     def run(self, subject: Subject) -> Iterator[Finding]:
         """Every case on one plugin."""
@@ -117,6 +126,8 @@ class Suite:
 
     def _why_not(self, subject: Subject, case: Case) -> tuple[Verdict, str] | None:
         """What keeps the case from being run, if anything."""
+        if not subject.is_plugin and case.id != VERSION_CASE:
+            return Verdict.NOT_APPLICABLE, NO_PLUGIN
         if not case.acts:
             return None
         sample = subject.sample
