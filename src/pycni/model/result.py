@@ -7,6 +7,7 @@ The internal Structs spell their fields in alphabetical order because that is th
 
 from __future__ import annotations
 
+import contextlib
 from functools import lru_cache
 from typing import Any, Self, TypeVar
 
@@ -78,11 +79,13 @@ class Result(Struct, frozen=True, kw_only=True):
         wrong one is not the configuration's fault. `where` is put before the path in messages.
         """
         text = bytes(data)
-        parse = _parse_again if len(text) <= _REMEMBERED_BYTES else cls._parse
-        return parse(text, default_version, where)
+        if len(text) <= _REMEMBERED_BYTES:
+            with contextlib.suppress(CniError):  # below, with its place
+                return _parse_again(text, default_version)
+        return cls._parse(text, default_version, where)
 
     @classmethod
-    def _parse(cls, data: bytes, default_version: str, where: str) -> Result:
+    def _parse(cls, data: bytes, default_version: str, where: str = "") -> Result:
         doc = jsonio.loads(data, where=where)
         try:
             version = jsonio.convert(doc, _Version, where=where).cniVersion

@@ -28,20 +28,22 @@ class Admission:
         self._queue = waiting
         self._running = 0
         self._waiting = 0
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
 
     @contextlib.contextmanager
     def enter(self, deadline: Deadline) -> Iterator[None]:
         """Wait for a place; Overloaded if too many wait already, LockTimeout at the deadline."""
         with self._changed:
-            if self._running >= self._limit and self._waiting >= self._queue:
+            entered = self._take()
+            if not entered and self._waiting >= self._queue:
                 raise Overloaded(running=self._running, waiting=self._waiting)
-            self._waiting += 1
-        try:
-            _wait(self._changed, self._take, deadline, "the node")
-        finally:
-            with self._changed:
-                self._waiting -= 1
+            self._waiting += not entered
+        if not entered:
+            try:
+                _wait(self._changed, self._take, deadline, "the node")
+            finally:
+                with self._changed:
+                    self._waiting -= 1
         try:
             yield
         finally:
@@ -57,7 +59,10 @@ class Admission:
 
 
 class _Entry:
-    """One lock of a `SharedLocks`: how many hold it, how many want it alone, how many know it."""
+    """One lock of a `SharedLocks`: how many hold it, how many want it alone, how many know it.
+
+    `changed` is there once somebody had to wait.
+    """
 
     __slots__ = ("alone", "changed", "shared", "users", "wanted_alone")
 
@@ -66,7 +71,21 @@ class _Entry:
         self.alone = False
         self.wanted_alone = 0
         self.users = 0
-        self.changed = threading.Condition()
+        self.changed: threading.Condition | None = None
+
+    def take_shared(self) -> bool:
+        """Hold it together with other readers, if it can be had now."""
+        if self.alone or self.wanted_alone:
+            return False
+        self.shared += 1
+        return True
+
+    def take_alone(self) -> bool:
+        """Hold it with nobody else, if it can be had now."""
+        if self.alone or self.shared:
+            return False
+        self.alone = True
+        return True
 
 
 class SharedLocks:
@@ -75,84 +94,89 @@ class SharedLocks:
     def __init__(self, what: str) -> None:
         self._what = what
         self._entries: dict[str, _Entry] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of all entries: nobody keeps it for long
 
     @contextlib.contextmanager
     def shared(self, name: str, deadline: Deadline) -> Iterator[None]:
         """Hold `name` together with other readers."""
-        with self._entry(name) as entry:
-
-            def take() -> bool:
-                if entry.alone or entry.wanted_alone:
-                    return False
-                entry.shared += 1
-                return True
-
-            _wait(entry.changed, take, deadline, f"{self._what} {name}")
+        with self._lock:
+            entry = self._know(name)
+            taken = entry.take_shared()
+        try:
+            if not taken:
+                self._wait(name, entry, entry.take_shared, deadline)
             try:
                 yield
             finally:
-                with entry.changed:
+                with self._lock:
                     entry.shared -= 1
-                    entry.changed.notify_all()
+                    _tell(entry)
+        finally:
+            self._forget(name, entry)
 
     @contextlib.contextmanager
     def alone(self, name: str, deadline: Deadline) -> Iterator[None]:
         """Hold `name` with nobody else."""
-        with self._entry(name) as entry:
-
-            def take() -> bool:
-                if entry.alone or entry.shared:
-                    return False
-                entry.alone = True
-                return True
-
-            with entry.changed:
-                entry.wanted_alone += 1
-            try:
-                _wait(entry.changed, take, deadline, f"{self._what} {name}")
-            finally:
-                with entry.changed:
-                    entry.wanted_alone -= 1
-                    entry.changed.notify_all()
+        with self._lock:
+            entry = self._know(name)
+            taken = entry.take_alone()
+            entry.wanted_alone += not taken
+        try:
+            if not taken:
+                try:
+                    self._wait(name, entry, entry.take_alone, deadline)
+                finally:
+                    with self._lock:
+                        entry.wanted_alone -= 1
+                        _tell(entry)
             try:
                 yield
             finally:
-                with entry.changed:
+                with self._lock:
                     entry.alone = False
-                    entry.changed.notify_all()
+                    _tell(entry)
+        finally:
+            self._forget(name, entry)
 
     def __len__(self) -> int:
         """How many names are in use: none are kept that nobody holds or wants."""
         return len(self._entries)
 
-    @contextlib.contextmanager
-    def _entry(self, name: str) -> Iterator[_Entry]:
+    def _know(self, name: str) -> _Entry:
+        entry = self._entries.get(name)
+        if entry is None:
+            entry = self._entries[name] = _Entry()
+        entry.users += 1
+        return entry
+
+    def _forget(self, name: str, entry: _Entry) -> None:
         with self._lock:
-            entry = self._entries.setdefault(name, _Entry())
-            entry.users += 1
-        try:
-            yield entry
-        finally:
-            with self._lock:
-                entry.users -= 1
-                if not entry.users:
-                    del self._entries[name]
+            entry.users -= 1
+            if not entry.users:
+                del self._entries[name]
+
+    def _wait(self, name: str, entry: _Entry, take: Callable[[], bool], deadline: Deadline) -> None:
+        with self._lock:
+            changed = entry.changed = entry.changed or threading.Condition(self._lock)
+        _wait(changed, take, deadline, f"{self._what} {name}")
+
+
+def _tell(entry: _Entry) -> None:
+    """Have those who wait look again."""
+    if entry.changed is not None:
+        entry.changed.notify_all()
 
 
 def _wait(
     changed: threading.Condition, take: Callable[[], bool], deadline: Deadline, what: str
 ) -> None:
     """Wait until `take`, called under `changed`, succeeds."""
-    with changed:
-        if take():
-            return
 
     def wake() -> None:
         with changed:
             changed.notify_all()
 
-    # Registered only when there is something to wait for, and outside the lock `wake` needs.
+    # Registered outside the lock, which `wake` needs.
     forget = deadline.on_cancel(wake)
     try:
         with changed:

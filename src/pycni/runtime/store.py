@@ -142,6 +142,18 @@ ATTACHMENT_COLUMNS = (
 )
 
 
+# An update leaves the keys, and so the index, as they are; REPLACE would write both anew.
+PUT_ATTACHMENT = (
+    f"INSERT INTO attachments ({ATTACHMENT_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
+    f" ON CONFLICT ({KEY}) DO UPDATE SET "
+    + ", ".join(
+        f"{column} = excluded.{column}"
+        for column in ATTACHMENT_COLUMNS.split(", ")
+        if column not in KEY.split(", ")
+    )
+)
+
+
 class _Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What of an attachment nobody searches by: one column."""
 
@@ -280,8 +292,7 @@ class SqliteStore:
         with self._lock, self._translated():
             self._keys.add(a.key)
             self._db.execute(
-                f"INSERT OR REPLACE INTO attachments ({ATTACHMENT_COLUMNS})"
-                " VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
+                PUT_ATTACHMENT,
                 (
                     *(a.network, a.container_id, a.ifname, a.state.value, a.netns, a.config),
                     *(jsonio.encode(params), a.result, error),

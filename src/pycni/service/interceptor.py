@@ -97,6 +97,7 @@ class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic onl
         """Without a `policy` everybody may do everything, as is right behind a 0600 socket."""
         self._policy = policy
         self._gate = gate or Gate()
+        self._wrapped: dict[str, Any] = {}
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
         self._stream_threads = futures.ThreadPoolExecutor(
             MAX_STREAMS + SPARE_THREADS, thread_name_prefix="stream"
@@ -110,11 +111,17 @@ class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic onl
         continuation: Callable[[grpc.HandlerCallDetails], Any],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Wrap the handler of this call."""
-        handler = continuation(handler_call_details)
-        if handler is None:
-            return handler
+        """The handler of this call, wrapped; each is wrapped once."""
         method = handler_call_details.method
+        wrapped = self._wrapped.get(method)
+        if wrapped is None:
+            handler = continuation(handler_call_details)
+            if handler is None:
+                return None
+            wrapped = self._wrapped[method] = self._wrap(handler, method)
+        return wrapped
+
+    def _wrap(self, handler: Any, method: str) -> Any:
         read = handler.request_deserializer
         # gRPC gets the bytes as they are: its own failure to read them carries no CniError.
         serializers = (None, handler.response_serializer)
