@@ -13,7 +13,6 @@ which `find` and `list` answer from, lets no broken file hide a good one.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import stat
 import threading
@@ -24,10 +23,11 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from pycni.errors import CniError, InvalidConfig, IOFailure, doing
+from pycni.log import Log
 from pycni.model import jsonio
 from pycni.model.config import NetworkConfigList
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 DEFAULT_DIR = "/etc/cni/net.d"
 # The plugin type by which another runtime's list refers to a network of a node. To the node such a

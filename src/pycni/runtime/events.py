@@ -9,7 +9,7 @@ a place across reconnects; one of an earlier process is a place that is lost.
 from __future__ import annotations
 
 import enum
-import secrets
+import os
 import threading
 import time
 from collections import deque
@@ -107,7 +107,7 @@ class EventLog:
         epoch: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._epoch = epoch or secrets.token_hex(4)
+        self._epoch = epoch or os.urandom(4).hex()
         self._clock = clock
         self._ring: deque[Event] = deque(maxlen=capacity)
         self._next = 1

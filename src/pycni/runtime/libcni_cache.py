@@ -11,9 +11,7 @@ file that cannot be read as a whole is as good as none, and is logged. The names
 
 from __future__ import annotations
 
-import logging
 import os
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from typing import Any
 from msgspec import Raw, Struct
 
 from pycni.errors import CniError, InvalidConfig, IOFailure
+from pycni.log import Log
 from pycni.model import jsonio, request
 from pycni.model.config import NetworkConfigList
 from pycni.model.names import ContainerId, IfName, NetworkName
@@ -36,7 +35,7 @@ from pycni.runtime.attachments import (
 from pycni.runtime.confdir import is_reference
 from pycni.runtime.networks import parse_network
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 DEFAULT_DIR = "/var/lib/cni"
 KIND = "cniCacheV1"
@@ -257,7 +256,7 @@ class LibcniCache:
 
     def _replace(self, path: str, data: bytes) -> None:
         # Beside `results`, not in it: libcni takes any file in there for an attachment.
-        temporary = os.path.join(self.path, f".pycni-{secrets.token_hex(8)}")
+        temporary = os.path.join(self.path, f".pycni-{os.urandom(8).hex()}")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with open(fd, "wb") as file:

@@ -8,18 +8,18 @@ what is different. While somebody watches networks it also asks their plugins fo
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Iterator
 
 from pycni.errors import CniError
+from pycni.log import Log
 from pycni.model.deadline import Deadline
 from pycni.runtime.confdir import Fault
 from pycni.runtime.events import Event, Kind
 from pycni.runtime.node import Node
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 POLL_S = 1.0
 STATUS_S = 10.0

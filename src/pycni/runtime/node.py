@@ -9,13 +9,13 @@ locks (`runtime.locks` has their order), and the repair of what a crash interrup
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 
 from pycni.errors import CniError, InvalidConfig, InvalidNetns, doing
+from pycni.log import Log
 from pycni.model import jsonio, request
 from pycni.model.config import NetworkConfigList
 from pycni.model.deadline import Deadline
@@ -51,7 +51,7 @@ from pycni.runtime.readiness import Readiness
 from pycni.runtime.runtime import Outcome, Runtime
 from pycni.runtime.store import EVERYTHING, AttachmentFilter, Store
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 PAGE_SIZE = 500
 DEFAULT_LIMITS = Limits()

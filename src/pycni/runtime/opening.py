@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from pycni.errors import IOFailure, Unsupported
 from pycni.kernel.side import Side
+from pycni.log import Log
 from pycni.model import request
 from pycni.plugins.sdk import Plugin
 from pycni.runtime.executors import Exec, Executor, Executors, InProcess
@@ -23,7 +23,7 @@ from pycni.runtime.runtime import Runtime
 from pycni.runtime.store import SqliteStore
 from pycni.windows import boot
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 DEFAULT_STATE_DIR = "/var/lib/pycni"
 DEFAULT_PLUGIN_PATH = ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni")

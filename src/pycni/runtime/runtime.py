@@ -8,7 +8,6 @@ and DEL. `runtime.node` does that, serialises the calls and survives crashes.
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import time
 from collections import OrderedDict
@@ -19,6 +18,7 @@ import msgspec
 from msgspec import Raw
 
 from pycni.errors import CniError, IncompatibleVersion, InvalidConfig, UnknownContainer
+from pycni.log import Log
 from pycni.model import jsonio
 from pycni.model.config import NetworkConfigList, PluginConfig, request_config
 from pycni.model.deadline import Deadline
@@ -30,7 +30,7 @@ from pycni.runtime.dispatch import VALID_ATTACHMENTS, guard_netns
 from pycni.runtime.errors import ChainFailed, PluginNotFound, raise_all
 from pycni.runtime.executors import CLEANUP_TIMEOUT_S, Executor, ExecutorKind, Executors
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 VALIDATED = 256  # networks remembered as valid
 LEADING_PATH = re.compile(r"[\w.\[\]/@-]+:")

@@ -13,7 +13,6 @@ so that a key-value service shared by many nodes can stand behind it too.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import sqlite3
 import threading
@@ -24,6 +23,7 @@ import msgspec
 
 from pycni.errors import IOFailure
 from pycni.model import jsonio
+from pycni.net.hashes import sha256
 from pycni.runtime.attachments import Attachment, AttachmentKey, State, StoredError
 from pycni.runtime.errors import EtagMismatch, NodeBusy, StoreUnusable
 
@@ -49,7 +49,7 @@ class StoredNetwork(msgspec.Struct, frozen=True, kw_only=True):
 
 def etag_of(json: bytes) -> str:
     """The etag of a network with this content."""
-    return hashlib.sha256(json).hexdigest()[:16]
+    return sha256(json).hexdigest()[:16]
 
 
 class AttachmentFilter(msgspec.Struct, frozen=True, kw_only=True):
