@@ -44,7 +44,7 @@ PANIC = 2  # the exit status of a Go program that gave up
 NO_DEBUG = "CNI_ARGS or config empty, no debug behavior\n"
 
 
-class CmdArgs(Struct, kw_only=True):
+class Arguments(Struct, kw_only=True):
     """What the runtime handed over; `StdinData` is base64 in the file."""
 
     ContainerID: str = ""
@@ -70,7 +70,7 @@ class Debug(Struct, kw_only=True):
     ReportVersionSupport: list[str] | None = None
     ExitWithCode: int = 0
     Command: str = ""
-    CmdArgs: CmdArgs = msgspec.field(default_factory=CmdArgs)
+    CmdArgs: Arguments = msgspec.field(default_factory=Arguments)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
@@ -86,7 +86,7 @@ class LoggedCall(Struct, kw_only=True):
     """One entry of a command log."""
 
     Command: str = ""
-    CmdArgs: CmdArgs = msgspec.field(default_factory=CmdArgs)
+    CmdArgs: Arguments = msgspec.field(default_factory=Arguments)
 
 
 def read_log(path: str | os.PathLike[str]) -> list[LoggedCall]:
@@ -112,7 +112,7 @@ class _Config(Struct, kw_only=True):
     name: str = ""
     debugFile: str = ""
     commandLog: str = ""
-    prevResult: msgspec.Raw | None = None
+    prevResult: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _SetupError(Exception):
@@ -141,7 +141,7 @@ def _behave(call: Call, request: Request, versions: tuple[str, ...]) -> Reply:
     version = config.cniVersion or DEFAULT
     if version in SUPPORTED or version not in versions:
         check_version(request.verb, version, versions)
-    args = CmdArgs(
+    args = Arguments(
         ContainerID=request.container_id,
         Netns=request.netns,
         IfName=request.ifname,
@@ -169,7 +169,7 @@ def _behave(call: Call, request: Request, versions: tuple[str, ...]) -> Reply:
 def _result(debug: Debug, config: _Config, version: str) -> bytes:
     if debug.ReportResult not in (PASSTHROUGH, INJECT_DNS):
         return debug.ReportResult.encode()
-    if config.prevResult is None:
+    if not bytes(config.prevResult):
         raise CniError(f"{debug.ReportResult} needs a prevResult")
     result = Result.parse(bytes(config.prevResult), default_version=version, where="prevResult")
     if debug.ReportResult == INJECT_DNS:
