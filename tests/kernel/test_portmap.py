@@ -388,6 +388,22 @@ def test_one_container_on_two_networks_keeps_the_other_when_one_goes(town: Town)
     town.node.delete(second)
 
 
+def test_one_container_on_two_networks_has_its_port_while_it_is_on_one(town: Town) -> None:
+    """podman asks every network for the same ports; leaving the first must not cost the port."""
+    web = town.server(town.container, TCP, 80)
+    run_in(town.container, "ip", "link", "add", "eth1", "type", "veth", "peer", "name", "idle")
+    first, second = town.config(WEB), town.config(WEB, name="othernet")
+    second["prevResult"]["interfaces"][1]["name"] = "eth1"
+    town.node.add(first)
+    town.node.add(second, ifname="eth1")
+    town.node.check(second, second["prevResult"], ifname="eth1")
+    for config, ifname in ((first, "eth0"), (second, "eth1")):
+        assert CLIENT == town.calls(town.client, HOST, 8080, web)
+        town.node.delete(config, ifname=ifname)
+    assert town.calls(town.client, HOST, 8080, web) is None
+    run_in(town.container, "ip", "link", "delete", "eth1")
+
+
 def test_a_port_in_use_is_refused_before_anything_is_changed(town: Town) -> None:
     """Also not the free port that was asked for with it."""
     config = town.config(WEB)

@@ -3,7 +3,7 @@
 
 A mapping is one map element: (protocol, port), or (host address, protocol, port), to the address
 and port of the container. Two owners cannot hold one slot: `PortInUse` says who has it, before
-anything is changed.
+anything is changed. An owner of the same container waits for it instead (`shared_ports`).
 
 Where the answer would not come back through the node, the connection is masqueraded too (`snat`):
 
@@ -22,7 +22,7 @@ those of one container never apply to another's connections.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_interface
 from typing import NamedTuple, TypedDict, Unpack
@@ -36,7 +36,7 @@ from pycni.kernel.side import Side
 from pycni.kernel.types import LOCAL_TABLE, Link, Route
 from pycni.model.addresses import IPAddress, IPInterface
 from pycni.model.request import PortMapping
-from pycni.net import ruleset
+from pycni.net import ruleset, shared_ports
 from pycni.net.owner import Owner
 from pycni.net.ruleset import BOTH_FAMILIES, KEYWORDS, Chain, Group, Wanted
 
@@ -51,7 +51,7 @@ _PORT_MAPS = [
     )
     for name in maps.values()
 ]
-_FIXED_MAPS = [*_PORT_MAPS, *ruleset.MASQUERADE_ALL.values()]
+_FIXED_MAPS = [*_PORT_MAPS, *shared_ports.SETS, *ruleset.MASQUERADE_ALL.values()]
 # What would end the rule a condition is put into.
 _RULE_ENDS = ("\n", ";", "#")
 
@@ -66,6 +66,13 @@ class HostPort(NamedTuple):
 
 class PortInUse(CniError, code=101):
     """A host port is mapped to another container already; msg names port, protocol and holder."""
+
+
+class _MustWait(Exception):
+    """A slot is held by another owner of the same container."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
 
 
 class Options(TypedDict, total=False):
@@ -86,13 +93,23 @@ def ensure(
     owner: Owner,
     mappings: Iterable[PortMapping],
     addresses: Iterable[IPInterface],
+    *,
+    is_sibling: Callable[[str], bool] = lambda _tag: False,
     **options: Unpack[Options],
 ) -> None:
-    """Map the ports to the first IPv4 and the first IPv6 address; PortInUse if others hold one."""
-    plan = _Plan(owner, options)
+    """Map the ports to the first IPv4 and the first IPv6 address; PortInUse if others hold one.
+
+    `is_sibling` tells whether a tag is another one of the same container.
+    """
+    plan = _Plan(owner, options, is_sibling)
     plan.map_ports(mappings, addresses)
     try:
-        ruleset.ensure(nft, owner.tag, plan.wanted(), refuse=plan.refuse)
+        while True:
+            try:
+                ruleset.ensure(nft, owner.tag, plan.wanted(), refuse=plan.refuse)
+                return
+            except _MustWait as held:
+                plan.wait(held.slot)
     except KernelError as exc:
         if exc.op == "run" and plan.rules:
             keys = " or ".join(f"conditionsV{version}" for version in plan.rules)
@@ -123,7 +140,10 @@ def remove(
         hints=list(plan.elements),
         chains=[_chain_name(owner, version) for version in BOTH_FAMILIES],
     )
-    return tuple(_read_port(element.slot) for element in removed if element.slot.map in _PORT_MAPS)
+    ports = [element.slot for element in removed if element.slot.map in _PORT_MAPS]
+    if ports:
+        shared_ports.promote(nft)
+    return tuple(map(_read_port, ports))
 
 
 def expect(
@@ -137,6 +157,7 @@ def expect(
     plan = _Plan(owner, options)
     plan.map_ports(mappings, addresses)
     elements, chains = ruleset.find_missing(nft, plan.wanted())
+    elements = _without_waiting(nft, elements)
     lost = [plan.labels[element.slot] for element in elements if element.slot in plan.labels]
     if lost:
         raise CniError(f"not mapped: host port {', '.join(lost)}", f"owner {owner.tag}")
@@ -149,6 +170,7 @@ def expect(
 def gc(nft: Nft, network: str, valid: Iterable[Owner]) -> None:
     """Unmap the ports of the network's attachments that are not valid any more."""
     ruleset.gc(nft, network, valid, maps=_maps(nft))
+    shared_ports.promote(nft)
 
 
 def open_loopback(host: Side, addresses: Iterable[IPInterface]) -> None:
@@ -191,8 +213,14 @@ def forget_flows(conntrack: Conntrack, ports: Iterable[HostPort]) -> None:
 class _Plan:
     """The elements and chains that mappings need, and what to call each slot of a port."""
 
-    def __init__(self, owner: Owner, options: Options) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        options: Options,
+        is_sibling: Callable[[str], bool] = lambda _tag: False,
+    ) -> None:
         self.owner = owner
+        self.is_sibling = is_sibling
         self.snat = options.get("snat", True)
         self.masq_all = options.get("masq_all", False)
         self.conditions = {
@@ -205,6 +233,7 @@ class _Plan:
         self.targets: dict[Slot, str] = {}
         self.rules: dict[int, list[str]] = {}
         self.groups: dict[Group, None] = {}
+        self.waits = False
 
     def map_ports(self, mappings: Iterable[PortMapping], addresses: Iterable[IPInterface]) -> None:
         """Plan each mapping, and the masquerading of each address that has any."""
@@ -227,18 +256,32 @@ class _Plan:
         )
         return Wanted(
             elements=tuple(self.elements.values()),
-            chains=(*(group.chain() for group in self.groups), *owned),
+            chains=(
+                *(group.chain() for group in self.groups),
+                *((shared_ports.CHAIN,) if self.waits else ()),
+                *owned,
+            ),
             vacant=tuple(self.vacant),
         )
 
     def refuse(self, held: Element) -> None:
         """Raise PortInUse if the slot that somebody else holds is one of a port."""
         if held.slot in self.labels:
+            goal = self.elements.get(held.slot)
+            if goal and shared_ports.waiting(goal) and self.is_sibling(held.comment):
+                raise _MustWait(held.slot)
             raise PortInUse(
                 f"host port {self.labels[held.slot]} is in use",
                 f"held by {held.comment or 'an element without owner'}",
                 hint=f"`nft list map inet pycni {held.slot.map}` shows who holds what",
             )
+
+    def wait(self, slot: Slot) -> None:
+        """Want the slot when it is free, and not before."""
+        waiter = shared_ports.waiting(self.elements.pop(slot))
+        assert waiter is not None
+        self.elements[waiter.slot] = waiter
+        self.waits = True
 
     def _map_port(self, mapping: PortMapping, address: IPInterface) -> None:
         version = address.version
@@ -287,6 +330,14 @@ class _Plan:
 
     def _hold(self, slot: Slot, *, value: bytes = b"", jump: str = "") -> None:
         self.elements[slot] = Element(slot=slot, value=value, jump=jump, comment=self.owner.tag)
+
+
+def _without_waiting(nft: Nft, elements: list[Element]) -> list[Element]:
+    """Those of the elements that do not wait either for a slot that is held."""
+    waiters = [shared_ports.waiting(element) for element in elements]
+    slots = [waiter.slot for waiter in waiters if waiter]
+    there = {found for found in ruleset.table(nft).find(slots) if found}
+    return [each for each, waiter in zip(elements, waiters, strict=True) if waiter not in there]
 
 
 def _first(addresses: Iterable[IPInterface]) -> dict[int, IPInterface]:

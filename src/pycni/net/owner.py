@@ -10,6 +10,7 @@ addresses: DEL, CHECK and GC find by tag.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -29,8 +30,7 @@ class Owner(NamedTuple):
     @property
     def tag(self) -> str:
         """What link aliases and comments say."""
-        attachment = f"{self.container_id}\0{self.ifname}"
-        return network_prefix(self.network) + _hashed(attachment)
+        return network_prefix(self.network) + _attachment(self.container_id, self.ifname)
 
     def host_veth_names(self) -> tuple[str, ...]:
         """Names for the host end of the pair, to be tried in this order."""
@@ -39,9 +39,19 @@ class Owner(NamedTuple):
         )
 
 
+def is_of_container(tag: str, container_id: str, ifnames: Iterable[str]) -> bool:
+    """Whether the tag is that of one of the container's interfaces, on whatever network."""
+    hashed = tag.rpartition(":")[2]
+    return any(_attachment(container_id, ifname) == hashed for ifname in ifnames)
+
+
 def network_prefix(network: str) -> str:
     """How the tags of all of a network's attachments begin."""
     return f"cni:{_hashed(network)}:"
+
+
+def _attachment(container_id: str, ifname: str) -> str:
+    return _hashed(f"{container_id}\0{ifname}")
 
 
 @lru_cache(maxsize=256)  # one call asks for its own tag a dozen times

@@ -51,7 +51,8 @@ COMMENT = "pycni: masquerading and host ports of containers"
 BOTH_FAMILIES = (4, 6)
 # Per IP version: the keyword of its header, the type of its addresses, its multicast addresses.
 KEYWORDS = {4: "ip", 6: "ip6"}
-_ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
+ADDRESS_TYPES = {4: "ipv4_addr", 6: "ipv6_addr"}
+PORT_TYPES = "inet_proto . inet_service"
 _MULTICAST = {4: "224.0.0.0/4", 6: "ff00::/8"}
 
 HOSTPORTS = {4: "hostports4", 6: "hostports6"}
@@ -113,7 +114,7 @@ class Group(NamedTuple):
     @lru_cache(maxsize=256)  # noqa: B019 - of tuples, and there are 162 of them
     def chain(self) -> Chain:
         """The chain that evaluates the sets, on a hook of its own."""
-        ip, address = KEYWORDS[self.version], _ADDRESS_TYPES[self.version]
+        ip, address = KEYWORDS[self.version], ADDRESS_TYPES[self.version]
         zero = ip_network(("0.0.0.0" if self.version == 4 else "::", self.length))
         saddr, daddr = (f"{ip} {word} & {zero.netmask}" for word in ("saddr", "daddr"))
         not_multicast = f"{ip} daddr != {_MULTICAST[self.version]}"
@@ -235,6 +236,19 @@ def gc(nft: Nft, network: str, valid: Iterable[Owner], *, maps: Iterable[str]) -
     raise _always_changing()
 
 
+def change(
+    nft: Nft, plan: Callable[[Maps], Iterable[tuple[Element | None, Element | None]]]
+) -> None:
+    """Replace old elements by new ones, as `plan` says of the generation it has looked at."""
+    memory, ours = _memory(nft), table(nft)
+    with memory.lock:
+        for _ in range(_TRIES):
+            generation = ours.generation()
+            if _commit(ours, memory, list(plan(ours)), (), generation):
+                return
+    raise _always_changing()
+
+
 def find_missing(nft: Nft, wanted: Wanted) -> tuple[list[Element], list[str]]:
     """The elements and the chains that are not there as wanted."""
     memory, maps = _memory(nft), table(nft)
@@ -342,8 +356,8 @@ LOOPBACK_GUARD = Chain(
 
 
 def _map_types() -> Iterator[tuple[str, str]]:
-    for version, address in _ADDRESS_TYPES.items():
-        port = "inet_proto . inet_service"
+    for version, address in ADDRESS_TYPES.items():
+        port = PORT_TYPES
         yield HOSTPORTS[version], f"{port} : {address} . inet_service"
         yield HOSTIP_HOSTPORTS[version], f"{address} . {port} : {address} . inet_service"
         yield CONDITIONAL[version], f"{port} : verdict"
@@ -355,7 +369,7 @@ def _skeleton_text() -> Iterator[str]:
     for name, types in _map_types():
         yield f"add map {FAMILY} {TABLE} {name} {{ type {types}; }}"
     for version, name in MASQUERADE_ALL.items():
-        yield f"add set {FAMILY} {TABLE} {name} {{ type {_ADDRESS_TYPES[version]}; }}"
+        yield f"add set {FAMILY} {TABLE} {name} {{ type {ADDRESS_TYPES[version]}; }}"
 
 
 def _chain_text(chain: Chain) -> Iterator[str]:

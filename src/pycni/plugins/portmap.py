@@ -19,7 +19,7 @@ from pycni.log import Log
 from pycni.model.addresses import IPInterface
 from pycni.model.request import PortMapping
 from pycni.model.result import Result
-from pycni.net import golang_leftovers, hostports, iptables_backend, ruleset
+from pycni.net import golang_leftovers, hostports, iptables_backend, owner, ruleset
 from pycni.net.hostports import Options
 from pycni.net.iptables_backend import DEFAULT_MARK_BIT, PortOptions
 from pycni.net.owner import Owner
@@ -71,7 +71,14 @@ class Portmap(Plugin[PortmapConfig], type="portmap", config=PortmapConfig):
                 undo.push(golang_leftovers.remove_ports, host, call.owner)
                 map_by_iptables(call, mappings, addresses)
             else:
-                hostports.ensure(host.nft, call.owner, mappings, addresses, **options)
+                hostports.ensure(
+                    host.nft,
+                    call.owner,
+                    mappings,
+                    addresses,
+                    is_sibling=lambda tag: is_of_container(tag, call),
+                    **options,
+                )
                 undo.push(hostports.remove, host.nft, call.owner)
                 if call.config.snat:
                     hostports.open_loopback(host, addresses)
@@ -82,16 +89,18 @@ class Portmap(Plugin[PortmapConfig], type="portmap", config=PortmapConfig):
 
     def delete(self, call: Call[PortmapConfig]) -> None:
         """Unmap all that the attachment has, and forget the UDP flows there (plugins #1190)."""
-        host, owner = call.host, call.owner
+        host = call.host
         mappings, options = find_hints(call.config)
         prev_result = call.prev_result
         addresses = container_addresses(prev_result, call.ifname) if prev_result else ()
         with Gather("unmap ports") as gather:
             ips = [address.ip for address in addresses]
-            gather.run(golang_leftovers.remove_ports, host, owner, addresses=ips)
+            gather.run(golang_leftovers.remove_ports, host, call.owner, addresses=ips)
             if not has_nftables(host.nft):
                 return
-            unmapped = gather.run(hostports.remove, host.nft, owner, mappings, addresses, **options)
+            unmapped = gather.run(
+                hostports.remove, host.nft, call.owner, mappings, addresses, **options
+            )
             ports = (*map(hostports.host_port, mappings), *(unmapped or ()))
             gather.run(hostports.forget_flows, host.conntrack, ports)
 
@@ -253,6 +262,12 @@ def container_addresses(result: Result, ifname: str) -> tuple[IPInterface, ...]:
             yield ip.address
 
     return tuple(addresses())
+
+
+def is_of_container(tag: str, call: Call[PortmapConfig]) -> bool:
+    """Whether the holder of a port is the call's own container, through another network."""
+    names = [link.name for link in call.container.links.list()]
+    return owner.is_of_container(tag, call.container_id, names)
 
 
 def has_nftables(nft: Nft) -> bool:
