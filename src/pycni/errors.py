@@ -59,6 +59,8 @@ class CniError(Exception):
         self.field = ""
         # Of an error off the wire that sums up several: each of them.
         self.causes: tuple[CniError, ...] = ()
+        # Of an error that came as a JSON document, from an executable or off the wire: that.
+        self.document = b""
         # Set on internal errors: where the log has the traceback.
         self.log_id: str | None = None
         self.wire_code: int = type(self).code

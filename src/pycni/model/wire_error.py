@@ -42,6 +42,7 @@ def parse_error(data: jsonio.Buffer) -> CniError:
         raise DecodeFailure("not an error: neither code nor msg is there")
     error = CniError.from_wire(wire.code or 0, wire.msg or "", wire.details)
     error.cni_version = wire.cniVersion or None
+    error.document = bytes(data)
     return error
 
 

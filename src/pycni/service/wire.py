@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn, cast
+from urllib.parse import quote
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -13,7 +14,6 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from pycni.errors import CniError, TryAgain
-from pycni.model.wire_error import encode_error
 from pycni.runtime import errors as runtime_errors
 from pycni.service import access, types
 from pycni.service.pb.cni.v2alpha1 import error_pb2
@@ -50,6 +50,11 @@ STATUS_OF_CLASS: dict[type[CniError], int] = {
 RETRY_AFTER_S = 1
 MAX_CODE = (1 << 32) - 1  # the field has no room for more
 
+# A status travels in HTTP trailers. gRPC clients refuse them, and with them the whole answer, above
+# 16 KiB, and some already above 8.
+MAX_TRAILERS = 7000
+TEXT_LIMITS = (2048, 1024, 512, 256, 128, 64)  # tried in this order until a status fits
+
 
 def status_code(error: CniError) -> int:
     """The gRPC status code (google.rpc.Code) that `error` travels under."""
@@ -70,7 +75,7 @@ def error_message(error: CniError) -> error_pb2.CniError:
         verb=verb,
         plugin_type=text(error.plugin_type or ""),
         residue=error_pb2.Residue.Value(f"RESIDUE_{error.residue or 'UNKNOWN'}"),
-        json=encode_error(error, error.cni_version or ""),
+        json=error.document,
         log_id=error.log_id or "",
         network=text(error.network),
         container_id=text(error.container_id),
@@ -98,6 +103,7 @@ def rebuild_error(message: error_pb2.CniError) -> CniError:
     error.network, error.container_id = message.network, message.container_id
     error.ifname, error.field = message.ifname, message.field
     error.causes = tuple(map(rebuild_error, message.causes))
+    error.document = message.json
     return error
 
 
@@ -107,16 +113,75 @@ def text(value: str) -> str:
 
 
 def abort(context: grpc.ServicerContext, error: CniError, code: int | None = None) -> NoReturn:
-    """End the call with the status of `error` (or `code`) and its CniError detail."""
-    status = status_pb2.Status(
-        code=status_code(error) if code is None else code, message=str(error)
-    )
-    _pack(status, error_message(error))
-    if error.wire_code == TryAgain.code:
-        delay = duration_pb2.Duration(seconds=RETRY_AFTER_S)
-        _pack(status, error_details_pb2.RetryInfo(retry_delay=delay))
+    """End the call with the status of `error` (or `code`) and its CniError detail.
+
+    What is too long for trailers is shortened: the caller must get the code and whom it concerns.
+    """
+    code = status_code(error) if code is None else code
+    status = fitting_status(code, text(str(error)), error_message(error))
     context.abort_with_status(rpc_status.to_status(status))
     raise AssertionError("abort_with_status always raises")
+
+
+def fitting_status(code: int, said: str, detail: error_pb2.CniError) -> status_pb2.Status:
+    """A status with its detail, as much of both as trailers can carry."""
+    status = _status(code, said, detail)
+    for limit in TEXT_LIMITS:
+        if _trailer_size(status) <= MAX_TRAILERS:
+            break
+        status = _status(code, _cut(said, limit), _shorten(detail, limit))
+    return status
+
+
+def _status(code: int, said: str, detail: error_pb2.CniError) -> status_pb2.Status:
+    status = status_pb2.Status(code=code, message=said)
+    _pack(status, detail)
+    if detail.code == TryAgain.code:
+        delay = duration_pb2.Duration(seconds=RETRY_AFTER_S)
+        _pack(status, error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
+
+
+def _trailer_size(status: status_pb2.Status) -> int:
+    """Bytes of grpc-message, percent-encoded, and of grpc-status-details-bin, in base64."""
+    return len(quote(status.message, safe=" ")) + (int(status.ByteSize()) + 2) // 3 * 4
+
+
+def _shorten(detail: error_pb2.CniError, limit: int) -> error_pb2.CniError:
+    """`detail` with no text longer than `limit`, and not many more causes than that allows."""
+    short = error_pb2.CniError()
+    short.CopyFrom(detail)
+    for field, value in detail.ListFields():
+        if isinstance(value, str):
+            setattr(short, field.name, _cut(value, limit))
+    if len(short.json) > limit:
+        short.json = b""  # a document cut in two is none
+    del short.causes[:]
+    short.causes.extend(_shorten_causes(detail.causes, limit))
+    return short
+
+
+def _shorten_causes(
+    causes: Iterable[error_pb2.CniError], limit: int
+) -> Iterator[error_pb2.CniError]:
+    room = limit  # for all of them together
+    causes = list(causes)
+    for index, cause in enumerate(causes):
+        short = _shorten(cause, limit // 2)
+        room -= short.ByteSize()
+        if room < 0 and index:
+            msg = f"and {len(causes) - index} more failures"
+            yield error_pb2.CniError(code=cause.code, msg=msg)
+            return
+        yield short
+
+
+def _cut(value: str, limit: int) -> str:
+    """`value`, or its beginning and its end: what it is, and the hint."""
+    if len(value) <= limit:
+        return value
+    tail = limit // 4
+    return f"{value[: limit - tail - 3]} … {value[-tail:]}"
 
 
 def _pack(status: status_pb2.Status, message: Any) -> None:
