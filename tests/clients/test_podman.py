@@ -92,38 +92,48 @@ def test_a_container_on_two_networks(podman: Podman) -> None:
         create_network(podman, name, 90 + number)
         podman.start(f"peer{number}", "--network", f"{name}:interface_name={interface}")
     both = ("--network", "one:interface_name=left", "--network", "two:interface_name=right")
-    podman.start("web", *both)
+    podman.start("web", *both, "-p", "8080:80")
     for number, interface in enumerate(("left", "right"), 1):
         assert f"10.9{number}.0.3/24" in podman.addresses("web", interface)
         assert f"fd00:9{number}::3/64" in podman.addresses("web", interface)
         podman.execute("web", "ping", "-c1", "-W2", f"10.9{number}.0.2")
         podman.execute("web", "ping", "-c1", "-W2", f"fd00:9{number}::2")
+    expect_page(machine, 8080)
     podman.remove("web")
+    assert machine.refuses("http://127.0.0.1:8080/index.html")
     assert 2 == len(machine.veths())
     podman.remove("peer1", "peer2")
     assert [] == machine.left()
 
 
 def test_network_connect_and_disconnect(podman: Podman) -> None:
-    """A running container joins a network, talks on it, and leaves it again."""
+    """A running container joins a network, talks on it, and leaves it; its port goes on."""
     machine = podman.machine
     create_network(podman, "first", 93)
     create_network(podman, "second", 94)
-    podman.start("mover", "--network", "first")
+    podman.start("mover", "--network", "first", "-p", "8080:80")
     podman.start("peer", "--network", "second")
     for _ in range(2):
         podman("network", "connect", "second", "mover")
         assert "10.94.0." in podman.addresses("mover", "eth1")
         podman.execute("mover", "ping", "-c1", "-W2", "10.94.0.2")
+        expect_page(machine, 8080)
         podman("network", "disconnect", "second", "mover")
         assert "eth1" not in podman.execute("mover", "ip", "link")
-        assert ["10.94.0.2", "fd00:94::2"] == [
-            lease.removeprefix("second/")
-            for lease in machine.leases()
-            if lease.startswith("second/")
-        ]
+        assert ["second/10.94.0.2", "second/fd00:94::2"] == leases(machine, "second")
+    podman("network", "connect", "second", "mover")
+    podman("network", "disconnect", "first", "mover")
+    assert [] == leases(machine, "first")
+    # The way out went with the first network: only neighbours get an answer.
+    assert PAGE == machine.fetch("http://192.0.2.1:8080/index.html")
     podman.remove("mover", "peer")
+    assert machine.refuses("http://192.0.2.1:8080/index.html")
     assert [] == machine.left()
+
+
+def leases(machine: Machine, network: str) -> list[str]:
+    """The addresses given out in one network."""
+    return [lease for lease in machine.leases() if lease.startswith(f"{network}/")]
 
 
 def test_a_whole_network_in_one_exec(podman: Podman) -> None:
