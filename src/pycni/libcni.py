@@ -48,8 +48,11 @@ class Libcni:
         *,
         cache_dir: str = CACHE_DIR,
         builtin_first: bool = False,
+        keep_capabilities: bool = False,
         host: Side | None = None,
     ) -> None:
+        """`keep_capabilities` leaves that key in what plugins are given, against the SPEC, as the
+        Go library does."""
         self.cache = LibcniCache(cache_dir)
         self._host = host or Side()
         executables = Exec(path, self._host)
@@ -58,7 +61,12 @@ class Libcni:
             executables,
             prefer_executables=() if builtin_first else executables.types(),
         )
-        self.runtime = Runtime(executors, cleanup_on_failure=False, continue_on_error=False)
+        self.runtime = Runtime(
+            executors,
+            cleanup_on_failure=False,
+            continue_on_error=False,
+            keep_capabilities=keep_capabilities,
+        )
 
     def load(self, conf_dir: str, name: str) -> NetworkConfigList:
         """The network of that name, drop-ins appended; libcni's LoadNetworkConf (L14, L15)."""

@@ -225,6 +225,20 @@ def test_Q4_capabilities_are_not_handed_on(world: World) -> None:
     assert {"cniVersion", "name", "type"} == world.first.stdin(1).keys()
 
 
+def test_Q4_a_switch_hands_them_on_as_libcni_does(world: World) -> None:
+    """Decision 3.7; on every verb that gives a plugin its configuration."""
+    world.cni = Libcni([str(world.bin)], cache_dir=str(world.cache), keep_capabilities=True)
+    network = world.write()
+    world.cni.add(network, params())
+    world.cni.check(network, params())
+    world.cni.status(network)
+    world.cni.gc(network, [])
+    world.cni.delete(network, params())
+    verbs = world.first.asked()
+    given = [world.first.stdin(number).get("capabilities") for number in range(1, len(verbs) + 1)]
+    assert [None if verb == "VERSION" else {"ips": True} for verb in verbs] == given
+
+
 # -- the cache -------------------------------------------------------------------------------------
 
 

@@ -252,11 +252,13 @@ def request_config(
     prev_result: bytes | None = None,
     runtime_config: Mapping[str, Raw] | None = None,
     extra: Mapping[str, Raw] | None = None,
+    keep_capabilities: bool = False,
 ) -> bytes:
     """Return the JSON one plugin is given on stdin (SPEC, "Deriving request configuration").
 
     `runtime_config` is all the runtime supplies; what `plugin` declares as a capability is
     passed on. `extra` members replace those of the same name, such as `cni.dev/…` keys.
+    `keep_capabilities` leaves in what the plugin declares, which the SPEC forbids and libcni does.
     """
     injected: dict[str, jsonio.Buffer] = {}
     enabled = {
@@ -273,6 +275,8 @@ def request_config(
             raise InvalidConfig(f'cannot inject "{key}": the key or the value is empty')
         injected[key] = value
     replaced = _STRIPPED.union(map(jsonio.fold_key, injected))
+    if keep_capabilities:
+        replaced -= {"capabilities"}
     head: dict[str, jsonio.Buffer] = {
         "cniVersion": jsonio.encode(network.cniVersion),
         "name": jsonio.encode(network.name),

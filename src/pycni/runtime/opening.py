@@ -46,13 +46,15 @@ def open_node(
     neighbours: Callable[[str], Collection[request.Attachment]] | None = None,
     cache: LibcniCache | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    keep_capabilities: bool = False,
 ) -> Node:
     """The node whose state is in `state_dir`; call `recover` on it, then use it, then close it.
 
     `registered` and `endpoints` run plugin daemons. `plugins` adds to the built-in ones or replaces
     some. `neighbours` tells the attachments other runtimes hold on a network; without it, those in
-    libcni's cache. `cache` is where results are written for them, too. Raises NodeBusy while
-    another process has the state directory.
+    libcni's cache. `cache` is where results are written for them, too. `keep_capabilities` leaves
+    that key in what plugins are given, as libcni does. Raises NodeBusy while another process has
+    the state directory.
     """
     host = host or Side()
     store = SqliteStore.open(os.path.join(state_dir, STORE))
@@ -72,7 +74,7 @@ def open_node(
     )
     node = Node(
         store,
-        Runtime(executors),
+        Runtime(executors, keep_capabilities=keep_capabilities),
         source=source,
         limits=limits,
         boot_id=read_boot_id(),

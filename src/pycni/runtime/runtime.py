@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 from msgspec import Raw
@@ -78,7 +79,7 @@ class Runtime:
     `cleanup_on_failure`: a failed ADD is followed by a DEL of the whole chain before it returns.
     `continue_on_error`: DEL goes on past a failing plugin and reports every failure; the SPEC,
     and so libcni, stops at the first. `plugin_timeout_s` limits each plugin of a DEL, whose
-    caller's own deadline does not count.
+    caller's own deadline does not count. `keep_capabilities` as in `request_config`.
     """
 
     def __init__(
@@ -88,12 +89,14 @@ class Runtime:
         cleanup_on_failure: bool = True,
         continue_on_error: bool = True,
         plugin_timeout_s: float = CLEANUP_TIMEOUT_S,
+        keep_capabilities: bool = False,
     ) -> None:
         self.executors = executors
         self.path = executors.path
         self.cleanup_on_failure = cleanup_on_failure
         self.continue_on_error = continue_on_error
         self.plugin_timeout_s = plugin_timeout_s
+        self._request_config = partial(request_config, keep_capabilities=keep_capabilities)
         self._validated: OrderedDict[bytes, None] = OrderedDict()
 
     def add(
@@ -117,7 +120,7 @@ class Runtime:
         try:
             with self.executors.in_process.staying_in(params.netns, params.netns_fd):
                 for index, plugin in enumerate(network.plugins):
-                    config = _config(network, plugin, params, result)
+                    config = self._config(network, plugin, params, result)
                     result = self._run(Verb.ADD, index, plugin, config, params, deadline, steps)
         except CniError as error:
             error.residue = "UNKNOWN"
@@ -172,7 +175,7 @@ class Runtime:
         steps: list[Step] = []
         with self.executors.in_process.staying_in(params.netns, params.netns_fd):
             for index, plugin in enumerate(network.plugins):
-                config = _config(network, plugin, params, prev_result)
+                config = self._config(network, plugin, params, prev_result)
                 self._run(Verb.CHECK, index, plugin, config, params, deadline, steps)
         return Outcome(steps=tuple(steps))
 
@@ -195,7 +198,7 @@ class Runtime:
         steps: list[Step] = []
         for index, plugin in enumerate(network.plugins):
             with contextlib.suppress(CniError):  # it is in the steps
-                config = request_config(network, plugin, extra=listed)
+                config = self._request_config(network, plugin, extra=listed)
                 self._run(Verb.GC, index, plugin, config, None, deadline, steps)
         _raise_all(Verb.GC, steps)
         return Outcome(steps=tuple(steps))
@@ -226,7 +229,7 @@ class Runtime:
         deadline = deadline or Deadline()
         steps: list[Step] = []
         for index, plugin in enumerate(network.plugins):
-            config = request_config(network, plugin)
+            config = self._request_config(network, plugin)
             self._run(Verb.STATUS, index, plugin, config, None, deadline, steps)
         return Outcome(steps=tuple(steps))
 
@@ -239,7 +242,7 @@ class Runtime:
         steps: list[Step] = []
         for index, plugin in enumerate(network.plugins if asked else ()):
             with contextlib.suppress(CniError):  # it is in the steps
-                config = request_config(network, plugin)
+                config = self._request_config(network, plugin)
                 self._run(Verb.STATUS, index, plugin, config, None, deadline, steps)
         return tuple(
             Condition(plugin_type=s.plugin_type, plugin_index=s.plugin_index, error=s.error)
@@ -326,13 +329,23 @@ class Runtime:
         steps: list[Step] = []
         for index, plugin in reversed(list(enumerate(network.plugins))):
             try:
-                config = _config(network, plugin, params, prev_result)
+                config = self._config(network, plugin, params, prev_result)
                 limit = deadline or Deadline(self.plugin_timeout_s)
                 self._run(Verb.DEL, index, plugin, config, params, limit, steps)
             except CniError:
                 if not continue_on_error:
                     break
         return steps
+
+    def _config(
+        self,
+        network: NetworkConfigList,
+        plugin: PluginConfig,
+        params: AttachmentParams,
+        prev_result: bytes | None,
+    ) -> bytes:
+        given: Mapping[str, Raw] = params.capability_args
+        return self._request_config(network, plugin, prev_result=prev_result, runtime_config=given)
 
     def _run(
         self,
@@ -382,16 +395,6 @@ def _expect_version(executor: Executor | Executors, plugin_type: str, version: s
 def _listed(valid: Collection[Attachment]) -> dict[str, Raw]:
     entries = jsonio.encode(sorted(valid, key=lambda a: (a.container_id, a.ifname)))
     return {key: Raw(entries) for key in VALID_ATTACHMENTS}
-
-
-def _config(
-    network: NetworkConfigList,
-    plugin: PluginConfig,
-    params: AttachmentParams,
-    prev_result: bytes | None,
-) -> bytes:
-    given: Mapping[str, Raw] = params.capability_args
-    return request_config(network, plugin, prev_result=prev_result, runtime_config=given)
 
 
 def _request(
