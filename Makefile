@@ -10,7 +10,7 @@ COMPILE := $(UV) pip compile pyproject.toml --group build --universal --python-v
 	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-clients test-wine check format bench proto lock clean
+.PHONY: help demo test test-clients test-wine check format bench bench-clients proto lock clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -47,6 +47,10 @@ format: ## Format the code and mend what ruff can mend
 bench: ## Compare with the Go plugins; JSON=FILE writes the rows (root)
 	@tools/bootstrap.sh bench
 	@$(ISOLATED) $(PYTHON_BIN)/python -m bench $(if $(JSON),--json $(JSON))
+
+bench-clients: ## Time the starts of containers in containerd; JSON=FILE writes the rows (root)
+	@tools/bootstrap.sh test-clients
+	@$(ISOLATED) $(PYTHON_BIN)/python -m bench.clients $(if $(JSON),--json $(JSON))
 
 proto: ## Generate the Python code of proto/
 	@tools/bootstrap.sh check

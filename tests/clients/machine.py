@@ -63,7 +63,8 @@ class Machine:
         self.run("mkdir", "-p", "/run/netns", "/run/lock", str(self.bin), "/etc/cni/net.d")
         self.run("ip", "link", "set", "lo", "up")
 
-    def _inside(self, command: tuple[str, ...]) -> list[str]:
+    def inside(self, command: tuple[str, ...]) -> list[str]:
+        """What runs a command on the machine, for those who start it themselves."""
         # unshare is outside of the process namespace it has made, and in the others.
         spaces = {"net": "net", "mount": "mnt", "pid": "pid_for_children"}
         ns = f"/proc/{self._holder.pid}/ns"
@@ -73,7 +74,7 @@ class Machine:
     def run(self, *command: str, check: bool = True, timeout_s: float = 60, **env: str) -> str:
         """Run a command on the machine; what it printed."""
         done = subprocess.run(
-            self._inside(command),
+            self.inside(command),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -89,7 +90,7 @@ class Machine:
         """Start a daemon on the machine; it ends with the machine at the latest."""
         with log.open("wb") as output:
             child = subprocess.Popen(
-                self._inside(command),
+                self.inside(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
