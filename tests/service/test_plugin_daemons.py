@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -178,17 +179,25 @@ def test_a_daemon_that_leaves_is_forgotten(world: World, container: str) -> None
 
 
 def test_a_registration_must_be_true(world: World) -> None:
-    """An endpoint where nothing answers, or that is no unix socket, is refused at once."""
+    """What cannot be, or where nothing answers, is refused at once, and the field is named."""
     stub = registry_pb2_grpc.RegistryStub(grpc.insecure_channel(f"unix:{world.socket}"))
-    for endpoint, reason in (
-        ("unix:///nowhere/cni.sock", "no answer from the daemon"),
-        ("127.0.0.1:80", "is not a unix socket"),
-        ("unix-abstract:cni", "is not a unix socket"),
+    own = f"unix://{world.socket}"
+    for change, reason, field in (
+        ({"endpoint": "unix:///nowhere/cni.sock"}, "no answer from the daemon", ""),
+        ({"endpoint": own}, "UNIMPLEMENTED: .*it must serve cni.v2alpha1.Plugin", ""),
+        ({"endpoint": "127.0.0.1:80"}, "is not a unix socket", "endpoint"),
+        ({"endpoint": "unix-abstract:cni"}, "is not a unix socket", "endpoint"),
+        ({"endpoint": "unix:///" + "x" * 300}, "is too long for a socket", "endpoint"),
+        ({"types": ["x", "../x"]}, "invalid plugin name: ../x", "types"),
+        ({"cni_versions": ["1.0.0", "soon"]}, 'not a version: "soon"', "cni_versions[1]"),
+        ({"config_schemas": {"x": b"{"}}, "not valid JSON", 'config_schemas["x"]'),
     ):
-        registration = registry_pb2.Registration(types=["x"], endpoint=endpoint)
+        registration = registry_pb2.Registration(**{"types": ["x"], "endpoint": own} | change)
         request = registry_pb2.RegisterRequest(registration=registration)
-        with pytest.raises(CniError, match=reason), wire.cni_errors():
+        with pytest.raises(CniError) as failed, wire.cni_errors():
             next(iter(stub.Register(iter([request]), timeout=20)))
+        assert re.search(reason, str(failed.value))
+        assert (f"registration.{field}" if field else "") == failed.value.field
     with pytest.raises(CniError, match="first message"), wire.cni_errors():
         next(iter(stub.Register(iter([registry_pb2.RegisterRequest()]), timeout=20)))
 

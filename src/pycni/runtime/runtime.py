@@ -27,7 +27,7 @@ from pycni.model.request import Attachment, Request, Verb
 from pycni.model.result import Result
 from pycni.model.version import CURRENT, GATES, at_least
 from pycni.runtime.attachments import AttachmentParams
-from pycni.runtime.dispatch import VALID_ATTACHMENTS, guard_netns
+from pycni.runtime.dispatch import VALID_ATTACHMENTS, fold, guard_netns, text_field
 from pycni.runtime.errors import ChainFailed, PluginNotFound, raise_all
 from pycni.runtime.executors import CLEANUP_TIMEOUT_S, Executor, ExecutorKind, Executors
 
@@ -366,6 +366,9 @@ class Runtime:
             with _placed(verb, index, plugin):
                 runner = self.executors.choose(plugin)
                 executor = runner.kind
+                if verb is Verb.STATUS and executor == "exec":
+                    # One that is older than the verb would complain of what STATUS does not give.
+                    _expect_version(runner, plugin.type, _version_of(config))
                 return runner.run(plugin.type, request, deadline)
         except CniError as error:
             failure = error
@@ -388,8 +391,12 @@ def _expect_version(executor: Executor | Executors, plugin_type: str, version: s
     if version not in supported:
         raise IncompatibleVersion(
             f'plugin {plugin_type} does not support config version "{version}"',
-            f"it supports {', '.join(supported)}",
+            f"it supports {', '.join(supported) or 'no version'}",
         )
+
+
+def _version_of(config: bytes) -> str:
+    return text_field(fold(jsonio.decode_raw_object(config)), "cniVersion")
 
 
 def _listed(valid: Collection[Attachment]) -> dict[str, Raw]:

@@ -28,11 +28,13 @@ COMMENT = ("_", "//", "#", "cni.dev/", "$")  # how people write comments into JS
 
 
 def finding(severity: networks_pb2.Severity.ValueType, error: CniError) -> networks_pb2.Finding:
-    """An error as data, with the JSON path its text begins with."""
+    """An error as data, with the JSON path its text begins with, or that of the plugin."""
     path, colon, _ = error.msg.partition(": ")
+    if not (colon and PATH.match(path)):
+        path = "" if error.plugin_index is None else f"plugins[{error.plugin_index}]"
     return networks_pb2.Finding(
         severity=severity,
-        path=path if colon and PATH.match(path) else "",
+        path=path,
         error=wire.error_message(error),
     )
 

@@ -36,9 +36,18 @@ from pycni.service.pb.cni.v2alpha1 import (
 
 VERSION_TIMEOUT_S = 10.0
 SCHEMES = ("unix://", "unix:")
+MAX_SOCKET_PATH = 107  # sun_path less the terminating NUL (unix(7))
+
+# The result goes back to the daemon with CHECK and DEL, twice: in the config and as a view. Both
+# must fit into what gRPC accepts if nobody tells it otherwise, or nothing could ever be deleted.
+MAX_RESULT_BYTES = 1024 * 1024
+MAX_REPLY_BYTES = 4 * MAX_RESULT_BYTES
+ERROR_BYTES = 256 * 1024  # of another make of daemon: ours keeps to what everybody accepts
 
 OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
+    ("grpc.max_metadata_size", ERROR_BYTES),
+    ("grpc.absolute_max_metadata_size", 2 * ERROR_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
     # A daemon that comes back must be reached at once: no back-off shared with, or inherited from,
@@ -63,6 +72,10 @@ def parse_endpoint(text: str) -> str:
     if not path.startswith("/") or "\0" in path or "%" in path:
         raise InvalidConfig(
             f'endpoint: "{text}" is not a unix socket', hint='write "unix:///run/NAME/cni.sock"'
+        )
+    if (size := len(os.fsencode(path))) > MAX_SOCKET_PATH:
+        raise InvalidConfig(
+            f"endpoint: {path} is too long for a socket: {size} bytes of {MAX_SOCKET_PATH}"
         )
     return f"unix:{path}"
 
@@ -242,14 +255,26 @@ def result_document(
     """What a daemon answered to ADD: its JSON byte for byte, or its fields rendered once."""
     if not message.json:
         try:
-            return model_result(message).encode(version)
+            document = model_result(message).encode(version)
         except CniError as error:
             raise PluginFailed(
                 f"plugin {plugin_type} answered with an unusable result: {error.msg}"
             ) from error
+        if len(document) > MAX_RESULT_BYTES:
+            raise _too_large(plugin_type, len(document))
+        return document
+    if len(message.json) > MAX_RESULT_BYTES:
+        raise _too_large(plugin_type, len(message.json))
     document = canonical_result(plugin_type, message.json, request)
     said = text_field(fold(jsonio.decode_raw_object(message.json)), "cniVersion")
     return message.json if said == version else document
+
+
+def _too_large(plugin_type: str, size: int) -> PluginFailed:
+    return PluginFailed(
+        f"plugin {plugin_type} answered with a result of {size} bytes, and"
+        f" {MAX_RESULT_BYTES} are allowed"
+    )
 
 
 def model_result(message: result_pb2.Result) -> Result:
@@ -302,11 +327,23 @@ def _translate(failed: grpc.RpcError, what: str, endpoint: str, deadline: Deadli
     status, said = call.code(), call.details() or ""
     error = wire.find_error(failed)
     if error is not None:
-        return error
+        return _own(error, what, endpoint)
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return TryAgain(f"{what} did not finish before its deadline", f"at {endpoint}")
     if deadline.cancelled:
         return TryAgain(f"{what} was cancelled by the caller", f"at {endpoint}")
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return ConnectionLost(f"{what}: no answer from the daemon at {endpoint}", said)
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        said = f"{said}; it must serve cni.v2alpha1.Plugin and all six verbs"
     return PluginFailed(f"{what}: the daemon at {endpoint} answered {status.name}", said)
+
+
+def _own(error: CniError, what: str, endpoint: str) -> CniError:
+    """A daemon's error as one of the chain: whom it concerns, and where, is not its to say."""
+    said = error.details if error.msg else f"CNI error code {error.wire_code}"
+    msg = error.msg or f"{what}: the daemon at {endpoint} failed and did not say why"
+    own = CniError.from_wire(error.wire_code or CniError.code, msg, said)
+    own.cni_version, own.log_id = error.cni_version, error.log_id
+    own.residue, own.causes, own.document = error.residue, error.causes, error.document
+    return own

@@ -15,12 +15,12 @@ from pycni import __version__
 from pycni.errors import InvalidEnvironment
 from pycni.model import jsonio
 from pycni.model.deadline import Deadline
-from pycni.model.names import IfName
+from pycni.model.names import IfName, PluginType
 from pycni.model.request import Request, Verb
-from pycni.model.version import SUPPORTED
+from pycni.model.version import SUPPORTED, parse_version
 from pycni.runtime.events import Event, Kind
 from pycni.runtime.node import Node
-from pycni.service import views
+from pycni.service import params, views
 from pycni.service.daemons import Daemons, Lease, Registration
 from pycni.service.operations import Operation
 from pycni.service.pb.cni.v2alpha1 import (
@@ -29,7 +29,7 @@ from pycni.service.pb.cni.v2alpha1 import (
     registry_pb2,
     registry_pb2_grpc,
 )
-from pycni.service.plugin_client import join_args
+from pycni.service.plugin_client import join_args, parse_endpoint
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +78,8 @@ class RegistryService(registry_pb2_grpc.RegistryServicer):
     def _register(self, message: registry_pb2.Registration) -> Lease:
         if message.HasField("descriptors") and self._types is not None:
             self._types.register(message.descriptors.SerializeToString())
-        lease = self._daemons.register(
-            message.types,
-            _registration(message),
-            take_over=message.take_over,
-        )
+        registration = _registration(message)
+        lease = self._daemons.register(message.types, registration, take_over=message.take_over)
         self._node.runtime.forget_validated()
         return lease
 
@@ -154,9 +151,19 @@ class DelegateService(registry_pb2_grpc.DelegateServicer):
 
 
 def _registration(message: registry_pb2.Registration) -> Registration:
-    """What a daemon says of itself; raise DecodeFailure (6) for a schema that is no JSON."""
+    """What a daemon says of itself; raise InvalidConfig (7) for what it cannot be right about,
+    DecodeFailure (6) for a schema that is no JSON."""
+    with params.field("registration.types"):
+        for name in message.types:
+            PluginType.parse(name)
+    with params.field("registration.endpoint"):
+        parse_endpoint(message.endpoint)
+    for index, version in enumerate(message.cni_versions):
+        with params.field(f"registration.cni_versions[{index}]"):
+            parse_version(version)
     for name, schema in message.config_schemas.items():
-        jsonio.loads(schema, where=f'registration.config_schemas["{name}"]')
+        with params.field(where := f'registration.config_schemas["{name}"]'):
+            jsonio.loads(schema, where=where)
     return Registration(
         endpoint=message.endpoint,
         cni_versions=tuple(message.cni_versions),

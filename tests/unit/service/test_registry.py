@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 from google.protobuf import descriptor_pb2
+from google.rpc import status_pb2
+from grpc_status import rpc_status
 
 from pycni.errors import CniError, TryAgain
 from pycni.model.deadline import Deadline
@@ -25,13 +28,14 @@ from pycni.service.daemons import Daemons, Registration
 from pycni.service.operations import Operations
 from pycni.service.pb.cni.v2alpha1 import (
     attachments_pb2,
+    error_pb2,
     plugin_pb2,
     plugin_pb2_grpc,
     registry_pb2,
     registry_pb2_grpc,
     result_pb2,
 )
-from pycni.service.plugin_client import ConnectionLost
+from pycni.service.plugin_client import MAX_RESULT_BYTES, ConnectionLost
 from pycni.service.registry import RegistryService
 from pycni.service.server import Server
 
@@ -50,6 +54,7 @@ class Foreign(plugin_pb2_grpc.PluginServicer):
     def __init__(self) -> None:
         self.asked: list[plugin_pb2.PluginCall] = []
         self.fail: grpc.StatusCode | None = None
+        self.error: error_pb2.CniError | None = None
         self.result = result_pb2.Result(ips=[result_pb2.IpConfig(address="10.0.0.2/24")])
 
     def Version(self, request: Any, context: grpc.ServicerContext) -> Any:
@@ -61,6 +66,10 @@ class Foreign(plugin_pb2_grpc.PluginServicer):
         self.asked.append(request.call)
         if self.fail is not None:
             context.abort(self.fail, "as asked for")
+        if self.error is not None:
+            status = status_pb2.Status(code=13, message="as asked for")
+            status.details.add().Pack(self.error)
+            context.abort_with_status(rpc_status.to_status(status))
         return plugin_pb2.PluginAddResponse(result=self.result)
 
 
@@ -228,6 +237,72 @@ def test_a_status_without_a_cni_error(
         daemons.run("foreign", ADD, Deadline(10))
     assert expected == failed.value.wire_code
     assert 1 == len(foreign.asked)
+
+
+def failing(
+    daemons: Daemons, foreign: Foreign, tmp_path: Path, error: error_pb2.CniError
+) -> CniError:
+    """What becomes of an error of the foreign daemon."""
+    daemons.register(["foreign"], Registration(endpoint=f"unix://{tmp_path}/foreign.sock"))
+    foreign.error = error
+    with pytest.raises(CniError) as failed:
+        daemons.run("foreign", ADD, Deadline(10))
+    return failed.value
+
+
+def test_a_daemon_does_not_say_whom_its_error_concerns(
+    daemons: Daemons, foreign: Foreign, tmp_path: Path
+) -> None:
+    """The chain knows which plugin failed, and for whom."""
+    told = error_pb2.CniError(
+        code=142, msg="no", details="because", verb=error_pb2.VERB_DEL, plugin_type="bridge",
+        plugin_index=7, network="other", container_id="c9", ifname="eth9", field="config",
+        log_id="abc", residue=error_pb2.RESIDUE_NETNS_ONLY,
+    )  # fmt: skip
+    error = failing(daemons, foreign, tmp_path, told)
+    assert (142, "no", "because") == (error.wire_code, error.msg, error.details)
+    assert (None, None, None) == (error.verb, error.plugin_type, error.plugin_index)
+    assert ("", "", "", "") == (error.network, error.container_id, error.ifname, error.field)
+    assert ("abc", "NETNS_ONLY") == (error.log_id, error.residue)
+
+
+def test_a_daemon_s_empty_error_says_where_it_came_from(
+    daemons: Daemons, foreign: Foreign, tmp_path: Path
+) -> None:
+    """A code of 0 and no text are nothing to show to people."""
+    error = failing(daemons, foreign, tmp_path, error_pb2.CniError())
+    assert 999 == error.wire_code
+    assert error.msg.startswith("ADD of plugin foreign: the daemon at unix://")
+
+
+def test_a_daemon_s_long_error_is_heard(daemons: Daemons, foreign: Foreign, tmp_path: Path) -> None:
+    """Trailers that gRPC's default would refuse, with the code in them."""
+    told = error_pb2.CniError(code=142, msg="no", details="d" * 100_000)
+    error = failing(daemons, foreign, tmp_path, told)
+    assert (142, "no", 100_000) == (error.wire_code, error.msg, len(error.details))
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_result_that_could_not_be_handed_back_is_refused(
+    daemons: Daemons, foreign: Foreign, tmp_path: Path, typed: bool
+) -> None:
+    """CHECK and DEL hand the result back; what the daemon cannot receive could not be deleted."""
+    daemons.register(["foreign"], Registration(endpoint=f"unix://{tmp_path}/foreign.sock"))
+    filling = "x" * MAX_RESULT_BYTES
+    if typed:
+        foreign.result = result_pb2.Result(dns=result_pb2.Dns(domain=filling))
+    else:
+        foreign.result = result_pb2.Result(
+            json=b'{"cniVersion":"1.1.0","x":"%s"}' % filling.encode()
+        )
+    with pytest.raises(CniError, match=f"bytes, and {MAX_RESULT_BYTES} are allowed"):
+        daemons.run("foreign", ADD, Deadline(10))
+    foreign.result.Clear()
+    foreign.result.json = b'{"cniVersion":"1.1.0","x":"%s"}' % filling[100:].encode()
+    result = daemons.run("foreign", ADD, Deadline(10))
+    foreign.result.Clear()
+    again = msgspec.structs.replace(ADD, config=ADD.config[:-1] + b', "prevResult": %s}' % result)
+    daemons.run("foreign", again, Deadline(10))
 
 
 def test_closing_waits_for_the_last_call(
