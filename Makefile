@@ -13,7 +13,7 @@ COMPILE := $(UV) pip compile pyproject.toml --group build --universal --python-v
 .PHONY: help demo test test-clients test-wine check format bench bench-clients proto lock clean
 
 help: ## Say what there is
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
 
 demo: ## Show the service at work, in namespaces of its own (root)
 	@tools/bootstrap.sh demo

@@ -6,7 +6,8 @@
 #   tools/bootstrap.sh demo     .venv with the runtime dependencies, the system packages of the demo
 #   tools/bootstrap.sh test     .venv with the development dependencies, every system package
 #   tools/bootstrap.sh bench    as test
-#   tools/bootstrap.sh test-clients    as test, and the runtimes that run the plugins
+#   tools/bootstrap.sh test-clients    as test, and the runtimes that run the plugins; also for
+#                                      make bench-clients
 #
 # Python dependencies come from the hashed locks, system packages from the distribution's package
 # manager. Running it again when nothing is missing takes a few milliseconds. Without root it says
@@ -114,7 +115,9 @@ missing_for_clients() {
     has_command containerd || names containerd containerd containerd
     has_command runc || names runc runc runc
     has_command podman || names podman podman podman
-    has_file /bin/busybox || names busybox-static busybox busybox-static
+    # Containers have no libraries.
+    { has_file /bin/busybox && ! ldd /bin/busybox >/dev/null 2>&1; } ||
+        names busybox-static busybox busybox-static
 }
 
 # --- Python ---
