@@ -40,121 +40,12 @@ def static(**members: Any) -> dict[str, Any]:
 # -- environment -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("command", "needed"),
-    [
-        ("ADD", ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"]),
-        ("CHECK", ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"]),
-        ("DEL", ["CNI_CONTAINERID", "CNI_IFNAME"]),
-    ],
-)
-def test_R10a_R10b_P14_missing_variables_are_named_together(
-    face: Face, command: str, needed: list[str]
-) -> None:
-    """Code 4, in the reference's order; an empty variable is a missing one."""
-    missing: dict[str, None] = dict.fromkeys(needed)
-    done = face("static", command, STATIC, **missing)
-    assert (4, f"required env variables [{','.join(needed)}] missing") == done.error
-    for name in needed:
-        done = face("static", command, STATIC, **{name: ""})
-        assert (4, f"required env variables [{name}] missing") == done.error
-
-
-def test_R10c_R10e_gc_and_status_need_no_attachment(face: Face) -> None:
-    """Their only variables are the command and the path."""
-    nothing: dict[str, None] = dict.fromkeys(("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"))
-    listed = static(**{"cni.dev/valid-attachments": []})
-    assert (0, b"") == face("static", "GC", listed, **nothing)[:2]
-    assert (0, b"") == face("static", "STATUS", STATIC, **nothing)[:2]
-
-
 def test_R11_cni_path_is_not_required(face: Face) -> None:
     """Decision 3.7: the SPEC has it optional, and a built-in plugin needs none."""
     assert 0 == face("static", "ADD", STATIC, CNI_PATH=None).status
 
 
-@pytest.mark.parametrize("command", ["add", "ADDD", "UPDATE", "\n"])
-def test_R9_P14_an_unknown_command_is_code_4(face: Face, command: str) -> None:
-    """The six verbs are in capitals."""
-    assert (4, f"unknown CNI_COMMAND: {command}") == face("static", command, STATIC).error
-
-
-@pytest.mark.parametrize("command", [None, ""])
-def test_P14_without_a_command_the_plugin_says_what_it_is(face: Face, command: str | None) -> None:
-    """Two lines on stderr, nothing on stdout, success; stdin is not even read."""
-    done = face("static", command, STATIC)
-    assert (0, b"") == done[:2]
-    about, versions = done.stderr.decode().splitlines()
-    assert about.startswith("CNI static plugin")
-    assert f"CNI protocol versions supported: {', '.join(SUPPORTED)}" == versions
-
-
-@pytest.mark.parametrize("bad", ["-c", "a/b", "..", "a b", "a\n", "é", ".x"])
-@pytest.mark.parametrize("command", ["ADD", "CHECK", "DEL"])
-def test_R8_L1_a_bad_container_id_is_code_4(face: Face, command: str, bad: str) -> None:
-    """Whatever else is missing: it returns at once (P14), with the id in the details."""
-    done = face("static", command, STATIC, CNI_CONTAINERID=bad, CNI_IFNAME=None)
-    assert (4, "invalid characters in containerID") == done.error
-    assert bad == done.document["details"]
-
-
-@pytest.mark.parametrize(
-    ("bad", "msg"),
-    [
-        ("a23456789012345x", "interface name is too long"),
-        ("éééééééé", "interface name is too long"),
-        (".", "interface name is . or .."),
-        ("..", "interface name is . or .."),
-        ("a/b", "interface name contains / or :"),
-        ("a:b", "interface name contains / or :"),
-        ("a b", "interface name contains whitespace characters"),
-        ("a\u2003b", "interface name contains whitespace characters"),
-        ("a\n", "interface name contains whitespace characters"),
-    ],
-)
-def test_L3_a_bad_interface_name_is_code_4(face: Face, bad: str, msg: str) -> None:
-    """At most 15 bytes, no path, no space as Unicode has it."""
-    assert (4, msg) == face("static", "ADD", STATIC, CNI_IFNAME=bad).error
-
-
-def test_P14_names_are_checked_only_where_they_are_required(face: Face) -> None:
-    """A stray CNI_IFNAME does not disturb a GC."""
-    listed = static(**{"cni.dev/valid-attachments": []})
-    done = face("static", "GC", listed, CNI_IFNAME="a/b", CNI_CONTAINERID="../x")
-    assert 0 == done.status
-
-
-def test_A0_the_environment_comes_before_stdin(face: Face) -> None:
-    """Order of faults: environment, JSON, name, version."""
-    assert 4 == face("static", "ADD", b"{", CNI_IFNAME="a/b").error[0]
-    assert 6 == face("static", "ADD", b"{").error[0]
-    assert 7 == face("static", "ADD", {"cniVersion": "9.9.9", "name": ""}).error[0]
-    assert 1 == face("static", "ADD", {"cniVersion": "9.9.9", "name": "n", "ipam": 1}).error[0]
-
-
 # -- stdin -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("stdin", "code"),
-    [
-        (b"", 6),
-        (b"{", 6),
-        (b"not JSON", 6),
-        (b'{"name": "n"} {"name": "m"}', 6),
-        (b'{"name": NaN}', 6),
-        (b'{"name": "\xff"}', 6),
-        (b'{"name": ' + b"[" * 20000 + b"]" * 20000 + b"}", 6),
-        (b"[]", 7),
-        (b"null", 7),
-        (b'"text"', 7),
-    ],
-)
-def test_A0_what_is_no_configuration_is_refused(face: Face, stdin: bytes, code: int) -> None:
-    """Code 6 for what is not JSON, or not only JSON; nothing hangs, nothing is on stderr."""
-    done = face("static", "ADD", stdin)
-    assert code == done.error[0]
-    assert b"Traceback" not in done.stderr
 
 
 def test_A0_the_last_of_equal_keys_counts_whatever_its_case(face: Face) -> None:
@@ -177,51 +68,12 @@ def test_A0_a_huge_configuration_is_refused(face: Face) -> None:
     assert (6, "the network configuration on stdin is larger than 16 MiB") == done.error
 
 
-@pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK", "GC", "STATUS"])
-@pytest.mark.parametrize("name", ["", None, "a/b", "..", "-n", "n\n", "a b"])
-def test_L2_a_missing_or_bad_network_name_is_code_7(
-    face: Face, command: str, name: str | None
-) -> None:
-    """On every verb."""
-    config = static(name=name)
-    code, msg = face("static", command, config).error
-    assert 7 == code
-    assert ("invalid characters found in network name" if name else "missing network name") == msg
-
-
 def test_L2_a_long_name_is_not_refused_by_the_protocol(face: Face) -> None:
     """There is no limit in the SPEC; a plugin that makes files of it has the file system's."""
     assert 0 == face("static", "ADD", static(name="n" * 300)).status
 
 
 # -- versions --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("version", ["0.5.0", "1.2.0", "1.0", "v1.0.0", "1.1.0-rc1", "2.0.0"])
-def test_P12_an_unsupported_version_is_code_1(face: Face, version: str) -> None:
-    """The text is compared, not the number; the details tell both sides."""
-    done = face("static", "ADD", static(cniVersion=version))
-    assert (1, "incompatible CNI versions") == done.error
-    listed = " ".join(f'"{known}"' for known in SUPPORTED)
-    assert f'config is "{version}", plugin supports [{listed}]' == done.document["details"]
-
-
-@pytest.mark.parametrize("version", [None, ""])
-def test_P13_a_missing_version_is_0_1_0(face: Face, version: str | None) -> None:
-    """And so is the result's."""
-    document = face("static", "ADD", static(cniVersion=version)).document
-    assert ["cniVersion", "ip4", "ip6", "dns"] == list(document)
-    assert "0.1.0" == document["cniVersion"]
-
-
-@pytest.mark.parametrize(
-    ("command", "floor"), [("CHECK", "0.4.0"), ("GC", "1.1.0"), ("STATUS", "1.1.0")]
-)
-def test_P14_a_verb_needs_a_configuration_that_has_it(face: Face, command: str, floor: str) -> None:
-    """Code 1, for every version below the verb's first."""
-    for version in SUPPORTED[: SUPPORTED.index(floor)]:
-        done = face("static", command, static(cniVersion=version))
-        assert (1, f"config version does not allow {command}") == done.error
 
 
 def test_P10_version_echoes_what_was_asked(face: Face) -> None:
@@ -231,13 +83,6 @@ def test_P10_version_echoes_what_was_asked(face: Face) -> None:
     assert json.dumps(expected, separators=(",", ":")).encode() + b"\n" == done.stdout
     for stdin in (b"", b"{}", b" \n"):
         assert "1.1.0" == face("static", "VERSION", stdin).document["cniVersion"]
-
-
-def test_R10d_version_needs_the_command_alone(face: Face) -> None:
-    """No other variable, and stray ones do not disturb."""
-    names = ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH")
-    assert 0 == face("static", "VERSION", **dict.fromkeys(names)).status
-    assert 0 == face("static", "VERSION", CNI_IFNAME="a/b", CNI_NETNS="dummy").status
 
 
 # -- results ---------------------------------------------------------------------------------------
@@ -359,20 +204,6 @@ def test_V8_a_result_without_addresses_cannot_be_0_2_0(face: Face) -> None:
     code, msg = face("static", "ADD", static(cniVersion="0.2.0", ipam={"type": "static"})).error
     assert "cannot convert: no valid IP addresses" in msg
     assert 0 != code
-
-
-@pytest.mark.parametrize("command", ["DEL", "CHECK", "GC", "STATUS"])
-def test_P7f_P8_P9_other_verbs_print_nothing(face: Face, command: str) -> None:
-    """Success is an exit status of 0 and an empty stdout."""
-    previous = {
-        "cniVersion": "1.1.0",
-        "ips": [
-            {"address": "10.1.0.5/16", "gateway": "10.1.0.1"},
-            {"address": "fd00::5/64", "gateway": "fd00::1"},
-        ],
-    }
-    config = static(prevResult=previous, **{"cni.dev/valid-attachments": []})
-    assert (0, b"", b"") == face("static", command, config)
 
 
 def test_A0_html_characters_are_escaped_as_go_does(face: Face) -> None:

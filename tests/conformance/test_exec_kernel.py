@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from pycni.kernel.netns import Netns, remove_named
+from pycni.testing.foreign import Foreign
 from tests.conformance.conftest import Places, on
 from tests.faces import Face
 from tests.fix_netns import json_in, run_in
-from pycni.testing.foreign import Foreign
 
 pytestmark = pytest.mark.root
 
@@ -121,14 +121,6 @@ def test_P14_a_namespace_that_is_none_is_code_8(face: Face, tmp_path: Path, comm
         assert 8 == face("loopback", command, config, **env).error[0]
 
 
-@pytest.mark.parametrize("netns", [None, "", "/run/netns/gone"])
-def test_P6_del_succeeds_when_the_namespace_is_gone(face: Face, netns: str | None) -> None:
-    """As often as it is called."""
-    for _ in range(2):
-        done = face("loopback", "DEL", LOOPBACK, CNI_NETNS=netns, CNI_IFNAME="lo")
-        assert (0, b"", b"") == done
-
-
 def test_P5b_a_previous_result_is_passed_through(face: Face, container: Netns) -> None:
     """In the configuration's version, nothing lost."""
     previous = {
@@ -160,30 +152,6 @@ def test_P6_del_overlooks_a_previous_result_nobody_can_read(face: Face) -> None:
 # -- delegation ------------------------------------------------------------------------------------
 
 
-def test_D1_D2_D6_a_delegate_is_run_with_the_same_environment_and_stdin(
-    face: Face, container: Netns, foreign: Foreign
-) -> None:
-    """Found in the plugin path; only the command may differ, and the whole configuration comes."""
-    args = "IgnoreUnknown=1;A=b"
-    config = bridge()
-    env = {"CNI_NETNS": container.path, "CNI_ARGS": args}
-    document = face("bridge", "ADD", config, **env).document
-    assert "10.7.0.9/24" == document["ips"][0]["address"]
-    assert config == foreign.stdin(1)
-    given = foreign.env(1)
-    expected = {
-        "CNI_COMMAND": "ADD",
-        "CNI_CONTAINERID": "c1",
-        "CNI_NETNS": container.path,
-        "CNI_IFNAME": "eth0",
-        "CNI_ARGS": args,
-        "CNI_PATH": str(face.path),
-    }
-    assert expected == {name: given.get(name) for name in expected}
-    assert 0 == face("bridge", "DEL", config, **env).status
-    assert ["ADD", "DEL"] == foreign.asked()
-
-
 def test_D1_a_delegate_that_is_nowhere_is_told(face: Face, container: Netns) -> None:
     """With the path that was searched."""
     config = bridge(ipam={"type": "nonesuch"})
@@ -191,55 +159,6 @@ def test_D1_a_delegate_that_is_nowhere_is_told(face: Face, container: Netns) -> 
     assert 0 != code
     assert f'failed to find plugin "nonesuch" in path [{face.path}]' in msg
     run_in(None, "ip", "link", "del", "br-face", check=False)
-
-
-def test_D3_what_a_delegate_says_on_stderr_is_passed_on(
-    face: Face, container: Netns, foreign: Foreign
-) -> None:
-    """On its own stderr, and never on stdout, whether the ADD succeeds or fails."""
-    foreign.write("say", "hello from the delegate\n")
-    env = {"CNI_NETNS": container.path}
-    done = face("bridge", "ADD", bridge(), **env)
-    assert (0, b"hello from the delegate") == (done.status, done.stderr)
-    assert "ips" in done.document
-    face("bridge", "DEL", bridge(), **env)
-    foreign.write("fail-ADD", {"code": 130, "msg": "no"})
-    done = face("bridge", "ADD", bridge(), **env)
-    assert (130, "no") == done.error
-    assert b"hello from the delegate" in done.stderr
-
-
-def test_D4_P7f_P8c_P9c_other_verbs_reach_the_delegate(
-    face: Face, container: Netns, foreign: Foreign
-) -> None:
-    """CHECK, STATUS, GC and DEL; its errors come back with code and text."""
-    env = {"CNI_NETNS": container.path}
-    result = face("bridge", "ADD", bridge(), **env).document
-    valid = [{"containerID": "c1", "ifname": "eth0"}]
-    config = bridge(prevResult=result, **{"cni.dev/valid-attachments": valid})
-    for command in ("CHECK", "STATUS", "GC"):
-        assert (0, b"") == face("bridge", command, config, **env)[:2]
-    foreign.write("fail-CHECK", {"code": 131, "msg": "no lease"})
-    foreign.write("fail-STATUS", {"code": 50, "msg": "pool exhausted"})
-    foreign.write("fail-GC", {"code": 132, "msg": "no gc"})
-    assert (131, "no lease") == face("bridge", "CHECK", config, **env).error
-    assert (50, "pool exhausted") == face("bridge", "STATUS", config, **env).error
-    code, msg = face("bridge", "GC", config, **env).error
-    assert (132, "no gc") == (code, msg)
-    assert 0 == face("bridge", "DEL", config, **env).status
-    assert {"ADD", "CHECK", "STATUS", "GC", "DEL"} == set(foreign.asked())
-
-
-def test_D5_a_delegate_whose_add_fails_is_called_with_del(
-    face: Face, container: Netns, foreign: Foreign
-) -> None:
-    """Its error is returned as it came, and nothing stays in the container."""
-    foreign.write("fail-ADD", {"cniVersion": "1.1.0", "code": 133, "msg": "full", "details": "d"})
-    done = face("bridge", "ADD", bridge(), CNI_NETNS=container.path)
-    assert (133, "full") == done.error
-    assert done.document["details"].startswith("d")
-    assert ["ADD", "DEL"] == foreign.asked()[:2]
-    assert ["lo"] == [link["ifname"] for link in json_in(container, "ip", "-j", "link")]
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,21 @@
 from __future__ import annotations
 
 import json
+from typing import Final, TypedDict
 
 from pycni.testing.conformance.probe import NotApplicable, Probe
 from pycni.testing.conformance.samples import IPAM
 from pycni.testing.conformance.table import case
+
+
+class Refusal(TypedDict):
+    """An error object."""
+
+    code: int
+    msg: str
+
+
+REFUSAL: Final[Refusal] = {"code": 142, "msg": "conformance refuses"}
 
 
 def need_delegate(probe: Probe) -> None:
@@ -45,19 +56,27 @@ def delegate_request(probe: Probe) -> None:
             raise reply.fail("the delegate to get the same stdin", str(probe.place.ipam.stdin(1)))
 
 
-@case("D3-delegate-stderr", "what a delegate says on stderr does not get onto stdout", acts=True)
+@case("D3-delegate-stderr", "what a delegate says on stderr is passed on, on stderr", acts=True)
 def delegate_stderr(probe: Probe) -> None:
-    """It should be passed on, on stderr."""
+    """Whether its ADD succeeds or fails, and never on stdout."""
     need_delegate(probe)
-    probe.place.ipam.write("say", "conformance speaking\n")
+    said = "conformance speaking"
+    probe.place.ipam.write("say", f"{said}\n")
     try:
         with probe.container() as container:
             reply = container.call("ADD")
             reply.expect_result(probe.subject.version)
-            if b"conformance speaking" not in reply.outcome.stderr:
-                raise reply.fail("the delegate's words on stderr")
+            container.call("DEL")
+            probe.place.ipam.write("fail-ADD", REFUSAL)
+            failed = container.call("ADD")
+            failed.expect_error()
+            probe.place.ipam.relent("ADD")
+            for one in (reply, failed):
+                if said.encode() not in one.outcome.stderr:
+                    raise one.fail(f"{said!r} on stderr")
     finally:
         probe.place.ipam.write("say", "")
+        probe.place.ipam.relent("ADD")
 
 
 @case("D4-delegate-verbs", "DEL and CHECK are forwarded to the delegate", acts=True)
@@ -81,29 +100,33 @@ def gc_members(verb: str) -> dict[str, object]:
 
 @case("D4-delegate-fails", "an error of the delegate is the plugin's", acts=True)
 def delegate_fails(probe: Probe) -> None:
-    """Code and message, on ADD and DEL."""
+    """Code and message, on every verb."""
     need_delegate(probe)
-    for verb in ("ADD", "DEL"):
-        probe.place.ipam.write(f"fail-{verb}", {"code": 142, "msg": "conformance refuses"})
-        try:
-            with probe.container() as container:
-                container.call(verb).expect_error(142, mentions=("conformance refuses",))
+    for verb in probe.verbs("ADD", "DEL", "CHECK", "STATUS", "GC"):
+        with probe.container() as container:
+            if verb == "CHECK":
+                container.call("ADD").expect_success()
+            probe.place.ipam.write(f"fail-{verb}", REFUSAL)
+            try:
+                reply = container.call(verb, members=gc_members(verb))
+                reply.expect_error(REFUSAL["code"], mentions=(REFUSAL["msg"],))
+            finally:
                 probe.place.ipam.relent(verb)
-        finally:
-            probe.place.ipam.relent(verb)
 
 
 @case("D5-delegate-undone", "after a delegate's failed ADD the plugin calls its DEL", acts=True)
 def delegate_undone(probe: Probe) -> None:
-    """It may have kept an address."""
+    """It may have kept an address; and no interface stays."""
     need_delegate(probe)
-    probe.place.ipam.write("fail-ADD", {"code": 142, "msg": "conformance refuses"})
+    probe.place.ipam.write("fail-ADD", REFUSAL)
     try:
         with probe.container() as container:
             reply = container.call("ADD")
-            reply.expect_error()
+            reply.expect_error(REFUSAL["code"])
             asked = probe.place.ipam.asked()
             if asked[:2] != ["ADD", "DEL"]:
                 raise reply.fail("ADD and then DEL of the delegate", f"it got {asked}")
+            if container.find_link():
+                raise reply.fail(f"no interface {container.ifname}", "it is there")
     finally:
         probe.place.ipam.relent("ADD")

@@ -75,8 +75,9 @@ def no_command(probe: Probe) -> None:
         if probe.strict:
             lines = reply.outcome.stderr.decode("utf-8", "replace").splitlines()
             versions = f"CNI protocol versions supported: {', '.join(probe.subject.versions)}"
-            if len(lines) != 2 or lines[1] != versions:
-                raise reply.fail(f"two lines on stderr, the second one {versions!r}")
+            about = f"CNI {probe.subject.name} plugin"
+            if len(lines) != 2 or not lines[0].startswith(about) or lines[1] != versions:
+                raise reply.fail(f"two lines on stderr: {about!r} and more, and {versions!r}")
 
 
 def expect_bad_id(probe: Probe, verb: str) -> None:

@@ -64,6 +64,7 @@ class Suite:
         place: Place,
         *,
         directory: Path,
+        path: str = "",
         strict: bool = False,
         why_not_isolated: str = "not root",
     ) -> None:
@@ -71,6 +72,8 @@ class Suite:
         self._execute = execute
         self._place = place
         self._directory = directory
+        # CNI_PATH
+        self._path = path or os.pathsep.join((str(directory), str(place.plugins)))
         self._strict = strict
         self._why_not_isolated = why_not_isolated
 
@@ -119,10 +122,6 @@ class Suite:
             return Finding(**about, verdict=Verdict.FAIL, **told)
         seconds = round(time.monotonic() - started, 3)
         return Finding(**about, verdict=Verdict.PASS, seconds=seconds)
-
-    @property
-    def _path(self) -> str:
-        return os.pathsep.join((str(self._directory), str(self._place.plugins)))
 
     def _why_not(self, subject: Subject, case: Case) -> tuple[Verdict, str] | None:
         """What keeps the case from being run, if anything."""
