@@ -12,18 +12,20 @@ never reached it raises ServiceUnavailable.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self, cast
 
 import grpc
 
-from pycni.errors import CniError, TryAgain
+from pycni.errors import CniError, InvalidEnvironment, TryAgain
 from pycni.service import wire
 from pycni.service.pb.cni.v2alpha1 import attachments_pb2_grpc, networks_pb2_grpc, node_pb2_grpc
 from pycni.service.tls import client_credentials
 
 DEFAULT_SOCKET = "/run/pycni/cni.sock"
+MAX_SOCKET_PATH = 107  # sun_path less the terminating NUL (unix(7))
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 
 
@@ -60,6 +62,7 @@ class Client:
         )
         self.target = target
         if credentials is None:
+            _expect_short(target)
             channel = grpc.insecure_channel(f"unix:{target}", options)
         else:
             channel = grpc.secure_channel(target, credentials, options)
@@ -127,6 +130,11 @@ class _Errors(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
             return error
         call = cast(grpc.Call, failed)  # true of every finished call; the stubs do not know
         status, message = call.code(), call.details() or ""
+        if status is grpc.StatusCode.UNAVAILABLE and "Permission denied" in message:
+            return ServiceUnavailable(
+                f"permission denied to use {self._target}",
+                hint="call it as the user that the service runs as, root as a rule",
+            )
         if status is grpc.StatusCode.UNAVAILABLE:
             return ServiceUnavailable(
                 f"no pycni service answers on {self._target}",
@@ -134,6 +142,14 @@ class _Errors(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
                 hint="start it with `pycni serve`, or name its socket",
             )
         return CallFailed(status, message)
+
+
+def _expect_short(path: str) -> None:
+    size = len(os.fsencode(path))
+    if size > MAX_SOCKET_PATH:
+        raise InvalidEnvironment(
+            f"the socket's path is too long: {path}", f"{size} bytes of {MAX_SOCKET_PATH}"
+        )
 
 
 class _Stream:

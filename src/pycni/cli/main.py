@@ -66,7 +66,10 @@ def options(
     context: typer.Context,
     socket: Annotated[
         Path,
-        typer.Option(envvar="PYCNI_SOCKET", help="The service's socket.", show_default=True),
+        # Whether it may be used shows when it is, and not while `serve` is told another one.
+        typer.Option(
+            envvar="PYCNI_SOCKET", help="The service's socket.", show_default=True, readable=False
+        ),
     ] = output.DEFAULT_SOCKET,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
     version: Annotated[

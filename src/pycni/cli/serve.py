@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import os
 import sys
@@ -29,6 +30,15 @@ if sys.platform == "win32":
     STATE_DIR, CACHE_DIR = os.path.expandvars(r"%ProgramData%\pycni"), ""
 
 
+class LogLevel(enum.StrEnum):
+    """The least severity that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 def serve(
     context: typer.Context,
     socket: Annotated[
@@ -53,6 +63,13 @@ def serve(
     plugin_path: Annotated[
         str, typer.Option(envvar="CNI_PATH", help="Directories of plugin executables.")
     ] = PLUGIN_PATH,
+    keep_capabilities: Annotated[
+        bool,
+        typer.Option(
+            "--keep-capabilities",
+            help="Leave `capabilities` in what plugins are given, as libcni does.",
+        ),
+    ] = False,
     read_only_socket: Annotated[
         Path | None, typer.Option(help="Listen here too, for those who may only look.")
     ] = None,
@@ -89,7 +106,7 @@ def serve(
     read_only_rate: Annotated[
         float, typer.Option(min=0, help="Calls a second of one who may only look; 0: no limit.")
     ] = READ_ONLY_RATE,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[LogLevel, typer.Option(help="What is logged.")] = LogLevel.INFO,
 ) -> None:
     """Run the service until it is told to stop by SIGTERM or Ctrl-C."""
     # Long because each option is a parameter: typer reads them from the signature.
@@ -97,7 +114,7 @@ def serve(
 
     logging.basicConfig(
         stream=sys.stderr,
-        level=log_level.upper(),
+        level=log_level.value.upper(),
         format="%(levelname)s %(name)s %(message)s",
     )
     unix = os.name == "posix"  # elsewhere there are no unix sockets to listen on
@@ -109,6 +126,7 @@ def serve(
         types_dir=types_dir,
         cache_dir=Path(cache_dir) if cache_dir else None,
         plugin_path=tuple(part for part in plugin_path.split(os.pathsep) if part),
+        keep_capabilities=keep_capabilities,
         listen=listen,
         read_only_socket=read_only_socket if unix else None,
         read_only_group=read_only_group,

@@ -29,6 +29,7 @@ Answer = Callable[[Call, "int | None"], Reply]
 
 BACKLOG = 512
 READ_TIMEOUT_S = 30.0
+PROBE_TIMEOUT_S = 0.5
 MAX_CALLS = 256
 ACCEPT_PAUSE_S = 0.1  # out of descriptors: give running calls time to end
 _UCRED = struct.Struct("3i")
@@ -71,6 +72,9 @@ class ShimEndpoint:
         mask = os.umask(0o177)
         try:
             listener.bind(str(self._path))
+        except OSError as exc:
+            listener.close()
+            raise IOFailure(f"cannot listen on {self._path}: {exc.strerror or exc}") from exc
         finally:
             os.umask(mask)
         listener.listen(BACKLOG)
@@ -143,12 +147,16 @@ def claim_socket(path: Path) -> None:
 
     Raises IOFailure (5) if a process listens on it or if it is something else than a socket.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not path.exists():
-        return
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            return
+    except OSError as exc:
+        raise IOFailure(f"cannot listen on {path}: {exc.strerror}") from exc
     if not path.is_socket():
         raise IOFailure(f"{path} exists and is not a socket", hint="move it away or name another")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_TIMEOUT_S)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
@@ -156,6 +164,8 @@ def claim_socket(path: Path) -> None:
             return
         except FileNotFoundError:
             return
+        except OSError:
+            pass  # somebody who is too busy to accept, or does not let us in
     raise IOFailure(f"another process listens on {path}", hint="stop it, or name another socket")
 
 

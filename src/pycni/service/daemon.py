@@ -17,6 +17,7 @@ from pycni.errors import InvalidEnvironment
 from pycni.exec import skel, whole_network
 from pycni.exec.endpoint import ShimEndpoint
 from pycni.exec.framing import Call, Reply
+from pycni.kernel.directory import io_faults
 from pycni.model.request import Request
 from pycni.model.version import SUPPORTED
 from pycni.runtime import trace
@@ -57,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     types_dir: Path | None = None
     cache_dir: Path | None = None
     plugin_path: tuple[str, ...] = DEFAULT_PLUGIN_PATH
+    keep_capabilities: bool = False
     read_only_socket: Path | None = None
     read_only_group: str = ""
     listen: str = DEFAULT_ADDRESS  # used with `tls` only
@@ -71,7 +73,8 @@ def serve(settings: Settings, *, ready: Callable[[], None] = lambda: None) -> No
     Raises NodeBusy when another process owns the state directory, IOFailure when a socket is
     taken. `ready` is called once calls are answered.
     """
-    settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with io_faults(f"state directory {settings.state_dir}"):
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     stopped = threading.Event()
     listeners = systemd.take_listeners()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -140,6 +143,7 @@ def _open(settings: Settings, daemons: Daemons) -> Node:
     return open_node(
         str(settings.state_dir),
         plugin_path=settings.plugin_path,
+        keep_capabilities=settings.keep_capabilities,
         registered=[daemons],
         endpoints=daemons.at,
         plugins=find_plugins(),
@@ -167,14 +171,16 @@ def _listen(
         if name in inherited:
             path = path.with_name(f"{path.name}.direct")
             relayed.append((name, path))
-        closing.callback(path.unlink, missing_ok=True)
         return path
 
     if settings.socket is not None:
-        server.listen(place(ADMIN, settings.socket))
+        path = place(ADMIN, settings.socket)
+        server.listen(path)
+        closing.callback(path.unlink, missing_ok=True)  # not before it is ours
     if settings.read_only_socket is not None:
         path = place(READ_ONLY, settings.read_only_socket)
         server.listen_read_only(path, group=settings.read_only_group)
+        closing.callback(path.unlink, missing_ok=True)
     if settings.tls is not None:
         port = server.listen_tls(settings.listen, settings.tls, roles=settings.roles)
         addresses.append(f"{settings.listen.rpartition(':')[0]}:{port}")

@@ -32,6 +32,8 @@ def bind(server: grpc.Server, path: Path, *, mode: int = OWNER_ONLY, group: str 
             shutil.chown(path, group=group)
             path.chmod(mode)
         except LookupError:
+            path.unlink()
             raise InvalidEnvironment(f"there is no group {group}") from None
         except OSError as exc:
+            path.unlink(missing_ok=True)
             raise IOFailure(f"cannot give {path} to group {group}: {exc.strerror}") from exc
