@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import grp
+import json
 import os
 import socket
 import stat
@@ -135,6 +136,57 @@ def test_readers_look_and_do_not_touch(world: World, make_netns: Callable[..., N
     with grpc.insecure_channel(f"unix:{read_only}") as channel:
         services = ProtoReflectionDescriptorDatabase(channel).get_services()
         assert "cni.v2alpha1.Networks" in services
+
+
+def test_readers_have_nothing_run(world: World, tmp_path: Path) -> None:
+    """No plugin with a configuration of theirs, no endpoint they choose, no storm of questions."""
+    read_only, spy = world.directory / "look.sock", tmp_path / "spy.sock"
+    asked = tmp_path / "asked"
+    noted = world.plugin_path / "noted"
+    noted.write_text(
+        f"#!/bin/sh\necho $CNI_COMMAND >>{asked}\n"
+        """echo '{"cniVersion": "1.1.0", "supportedVersions": ["1.1.0"]}'\n"""
+    )
+    noted.chmod(0o755)
+    world.serve("--read-only-socket", str(read_only))
+    asker = networks_pb2.NetworkStatusRequest()
+    asker.max_age.SetInParent()  # now
+    with socket.socket(socket.AF_UNIX) as listener, Client(str(read_only)) as client:
+        listener.bind(str(spy))
+        listener.listen()
+        listener.settimeout(0.5)
+        for plugin in ({"type": "noted"}, {"type": "x", "cni.dev/endpoint": f"unix://{spy}"}):
+            request = networks_pb2.NetworkStatusRequest()
+            request.networks.add().inline.json = json.dumps(network(plugin)).encode()
+            request.max_age.SetInParent()
+            with status(DENIED):
+                client.networks.Status(request, timeout=10)
+        with pytest.raises(TimeoutError):
+            listener.accept()
+        assert not asked.exists()
+
+        put = networks_pb2.PutNetworkRequest()
+        put.config.json = json.dumps(network({"type": "noted"})).encode()
+        world.client().networks.Put(put)
+        for _ in range(20):
+            assert client.networks.Status(asker).networks[0].ready
+        assert asked.read_text().splitlines().count("STATUS") <= 2
+
+
+def test_a_method_there_is_not_is_denied_or_unimplemented(world: World) -> None:
+    """Whatever fails, fails with a CniError; and nobody learns what he may not call."""
+    read_only = world.directory / "look.sock"
+    world.serve("--read-only-socket", str(read_only))
+    for client, expected in (
+        (world.client(), grpc.StatusCode.UNIMPLEMENTED),
+        (Client(str(read_only)), DENIED),
+    ):
+        for method in ("/cni.v2alpha1.Networks/Polish", "/no.Such/Service"):
+            with status(expected):
+                client.channel.unary_unary(method)(b"", timeout=10)
+            with status(expected):
+                list(client.channel.unary_stream(method)(b"", timeout=10))
+        client.close()
 
 
 def test_every_method_has_been_judged() -> None:
@@ -273,8 +325,14 @@ def test_certificates_have_roles(world: World, make_netns: Callable[..., Netns])
         stranger.networks.List(LIST)
     with pytest.raises(CniError, match="certificate of someone has no role"):
         stranger.networks.List(LIST)
-    with pytest.raises(CniError):
-        health_pb2_grpc.HealthStub(stranger.channel).Check(health_pb2.HealthCheckRequest())
+    health, anything = health_pb2_grpc.HealthStub(stranger.channel), health_pb2.HealthCheckRequest()
+    with status(DENIED):
+        health.Check(anything)
+    with status(DENIED):
+        next(iter(health.Watch(anything, timeout=10)))
+    watching = health_pb2_grpc.HealthStub(reader.channel).Watch(anything, timeout=10)
+    assert health_pb2.HealthCheckResponse.SERVING == next(iter(watching)).status
+    watching.cancel()
 
 
 @pytest.mark.usefixtures("loopback_up")

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 
 import msgspec
 
@@ -39,6 +40,16 @@ class Role(enum.StrEnum):
     READ_ONLY = "read-only"
 
 
+# Of the call that this thread is serving. A method of READ_ONLY can have a part that is not.
+caller: ContextVar[Role] = ContextVar("caller", default=Role.ADMIN)
+
+
+def expect_admin(what: str) -> None:
+    """Raise NotPermitted for `what` unless the caller is an administrator."""
+    if caller.get() is not Role.ADMIN:
+        raise NotPermitted(f"{what} is for administrators", hint=LOOK)
+
+
 READ_ONLY = frozenset(
     {
         "/cni.v2alpha1.Networks/List",
@@ -58,6 +69,8 @@ PUBLIC = ("/grpc.health.v1.", "/grpc.reflection.")
 UNCOUNTED = ("/cni.v2alpha1.Delegate/", "/cni.v2alpha1.Registry/")
 
 EVERYBODY = "*"
+
+LOOK = "read-only callers may list, get and watch"
 
 # What gRPC knows of a peer: lists of values by property.
 Identity = Mapping[str, Iterable[bytes]]
@@ -154,8 +167,8 @@ class Policy:
             Role.READ_ONLY: RateLimiter(rates.read_only),
         }
 
-    def check(self, method: str, identity: Identity) -> None:
-        """Raise NotPermitted, or TooManyCalls, unless the caller may make this call now."""
+    def check(self, method: str, identity: Identity) -> Role:
+        """The caller's role; raise NotPermitted, or TooManyCalls, unless it may make this call."""
         names = certificate_names(identity)
         role = self._role or self._roles.find(names)
         if role is None:
@@ -164,12 +177,10 @@ class Policy:
                 hint="name it with --tls-admin or --tls-read-only",
             )
         if role is Role.READ_ONLY and method not in READ_ONLY and not method.startswith(PUBLIC):
-            raise NotPermitted(
-                f"{method} is for administrators",
-                hint="read-only callers may list, get and watch",
-            )
+            raise NotPermitted(f"{method} is for administrators", hint=LOOK)
         if not method.startswith(UNCOUNTED):
             self._limiters[role].take(names[0] if names else "")
+        return role
 
 
 def certificate_names(identity: Identity) -> list[str]:

@@ -9,7 +9,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -18,7 +18,7 @@ from google.rpc import code_pb2
 from pycni.errors import CniError, DecodeFailure, TryAgain
 from pycni.runtime import trace
 from pycni.service import wire
-from pycni.service.access import PUBLIC, READ_ONLY, Identity, Policy, TooManyCalls
+from pycni.service.access import PUBLIC, READ_ONLY, Identity, Policy, TooManyCalls, caller
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +116,9 @@ class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic onl
         wrapped = self._wrapped.get(method)
         if wrapped is None:
             handler = continuation(handler_call_details)
-            if handler is None:
-                return None
+            if handler is None:  # not kept: callers think up as many methods as they like
+                nothing = self._unary(_missing(method), method)
+                return grpc.unary_unary_rpc_method_handler(nothing)
             wrapped = self._wrapped[method] = self._wrap(handler, method)
         return wrapped
 
@@ -130,7 +131,10 @@ class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic onl
             return grpc.unary_unary_rpc_method_handler(wrapped, *serializers)
         if handler.unary_stream:
             if hasattr(handler.unary_stream, "experimental_non_blocking"):
-                return handler  # health's Watch: it needs no thread, and hides nothing
+                watch = self._threadless(handler.unary_stream, method)
+                return grpc.unary_stream_rpc_method_handler(
+                    watch, read, handler.response_serializer
+                )
             wrapped = self._stream(_reading(handler.unary_stream, read), method)
             return grpc.unary_stream_rpc_method_handler(wrapped, *serializers)
         if handler.stream_unary:
@@ -176,10 +180,24 @@ class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic onl
         call.experimental_thread_pool = self._stream_threads  # type: ignore[attr-defined]  # grpc reads it
         return call
 
+    def _threadless(self, handler: Callable[..., Any], method: str) -> Callable[..., Any]:
+        """Health's Watch: a stream that needs no thread, and so no place among the streams."""
+
+        def call(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
+            try:
+                self._admit(method, context)
+                return handler(request, context, *more)
+            except Exception as exc:  # noqa: BLE001 - service boundary: every failure is a status
+                _fail(exc, method, context)
+
+        call.experimental_non_blocking = True  # type: ignore[attr-defined]  # grpc reads it
+        return call
+
     def _admit(self, method: str, context: grpc.ServicerContext) -> None:
         if self._policy is not None:
             # The stubs have the values as bytes; they are lists of bytes.
-            self._policy.check(method, cast(Identity, context.auth_context()))
+            role = self._policy.check(method, cast(Identity, context.auth_context()))
+            caller.set(role)
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
@@ -194,6 +212,15 @@ class Boundary(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic onl
 def _variables(context: grpc.ServicerContext) -> dict[str, str]:
     """The caller's metadata as environment variables; of these the trace context is used."""
     return {key.upper(): str(value) for key, value in context.invocation_metadata()}
+
+
+def _missing(method: str) -> Handler:
+    """What answers a method that there is not: as gRPC does, and with a CniError."""
+
+    def answer(_request: Any, _context: grpc.ServicerContext) -> NoReturn:
+        raise NotImplementedError(method)
+
+    return answer
 
 
 def _reading(handler: Handler, read: Reader) -> Handler:

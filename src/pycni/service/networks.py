@@ -16,12 +16,13 @@ from pycni.runtime.networks import Network
 from pycni.runtime.news import News
 from pycni.runtime.node import Node
 from pycni.runtime.readiness import MAX_AGE_S
-from pycni.service import findings, views, watches, wire
+from pycni.service import access, findings, views, watches, wire
 from pycni.service.configs import Configs
 from pycni.service.params import field
 from pycni.service.pb.cni.v2alpha1 import networks_pb2, networks_pb2_grpc
 
 MAX_PAGE = 500
+READERS_AGE_S = 1.0  # who may only look does not have the plugins run at will
 
 
 class NetworksService(networks_pb2_grpc.NetworksServicer):
@@ -126,6 +127,8 @@ class NetworksService(networks_pb2_grpc.NetworksServicer):
         max_age_s = MAX_AGE_S
         if request.HasField("max_age"):
             max_age_s = request.max_age.seconds + request.max_age.nanos / 1e9
+        if access.caller.get() is not access.Role.ADMIN:
+            max_age_s = max(max_age_s, READERS_AGE_S)
         deadline = Deadline(min(self._node.limits.call_timeout_s, context.time_remaining()))
         if not context.add_callback(deadline.cancel):
             deadline.cancel()
@@ -149,6 +152,10 @@ class NetworksService(networks_pb2_grpc.NetworksServicer):
             return self._node.networks.list()
         found = []
         for index, ref in enumerate(request.networks):
+            if ref.HasField("inline"):
+                # Its plugins are run with it, and its endpoints connected to.
+                with field(f"networks[{index}].inline"):
+                    access.expect_admin("the status of a configuration of the caller's own")
             network = self._configs.parse_ref(ref, where=f"networks[{index}]")
             with _about(network if isinstance(network, str) else network.name):
                 with field(f"networks[{index}]"):

@@ -115,9 +115,11 @@ class Server:
     def start(self, *, ready: bool = True) -> None:
         """Serve, and say that the node is live; also that it is `ready`, or leave that for now."""
         self._news.start()
+        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        # From the first moment: a probe must not take "not yet" for "no such service".
+        self._health.set(READINESS, health_pb2.HealthCheckResponse.NOT_SERVING)
         for server in self._servers:
             server.start()
-        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         if ready:
             self.set_ready()
 
