@@ -144,6 +144,9 @@ def test_a_container_is_attached_to_all_or_to_none(service: Service, make_netns:
     )
     added = attach(both).interfaces
     assert ["lo", "lo2"] == [one.attachment.key.network for one in added]
+    with pytest.raises(CniError) as caught:
+        attach(attachments_pb2.AttachAllRequest(container_id="c/1"))
+    assert "container_id" == caught.value.field
     assert [True, True] == [one.replayed for one in attach(both).interfaces]
     detached = detach(attachments_pb2.DetachAllRequest(container_id="c1")).detached
     assert ["lo2", "lo"] == [key.network for key in detached]
@@ -240,6 +243,10 @@ def test_gc_takes_absent_for_known_and_empty_for_none(
         bad.valid_attachments.attachments.add(container_id="c1", ifname="a/b")
         collect(bad)
     assert "networks[0].valid_attachments.attachments[0]" == caught.value.field
+    with pytest.raises(CniError, match='network "lo3" is there twice') as caught:
+        collect(target("lo3", "c1"), target("lo3", "c2"))  # each list condemns the other's
+    assert "networks[1]" == caught.value.field
+    assert 2 == len(service.attachments())
 
 
 def test_lists_are_filtered_and_paged(service: Service, make_netns: MakeNetns) -> None:

@@ -20,6 +20,7 @@ import msgspec
 from pycni.runtime.attachments import Attachment, State, StoredError
 
 CAPACITY = 8192
+MAX_DIGITS = 20  # of a cursor; Python refuses to read numbers of some thousand
 
 
 class Kind(enum.StrEnum):
@@ -148,6 +149,8 @@ class EventLog:
         """The position behind `cursor`; 0, which is never in the ring, if it is not ours."""
         epoch, _, number = cursor.partition("-")
         if epoch != self._epoch or not (number.isascii() and number.isdigit()):
+            return 0
+        if len(number) > MAX_DIGITS:
             return 0
         position = int(number) + 1
         return position if position <= self._next else 0

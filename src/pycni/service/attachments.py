@@ -114,6 +114,7 @@ class AttachmentsService(attachments_pb2_grpc.AttachmentsServicer):
             self._gc_target(target, f"networks[{index}]")
             for index, target in enumerate(request.networks)
         ] or None
+        _expect_each_once(targets or ())
         collected = self._node.gc(
             targets, validate_only=request.validate_only, deadline=self._deadline(context)
         )
@@ -134,6 +135,8 @@ class AttachmentsService(attachments_pb2_grpc.AttachmentsServicer):
     ) -> attachments_pb2.AttachAllResponse:
         """All interfaces of one container, or none."""
         joins = []
+        with params.field("container_id"):
+            ContainerId.parse(request.container_id)
         for index, interface in enumerate(request.interfaces):
             where = f"interfaces[{index}]."
             key = _ref_key(interface, container_id=request.container_id)
@@ -199,6 +202,21 @@ class AttachmentsService(attachments_pb2_grpc.AttachmentsServicer):
         if not context.add_callback(deadline.cancel):
             deadline.cancel()
         return deadline
+
+
+def _expect_each_once(targets: Sequence[GcTarget]) -> None:
+    """Raise InvalidEnvironment (4) for a network with two lists: each would undo the other's."""
+    seen = set()
+    for index, target in enumerate(targets):
+        ref = target.network
+        name = ref if isinstance(ref, str) else ref.name
+        if name in seen:
+            with params.field(f"networks[{index}]"):
+                raise InvalidEnvironment(
+                    f'network "{name}" is there twice',
+                    hint="give all its valid attachments in one list",
+                )
+        seen.add(name)
 
 
 def _ref_key(request: Any, *, container_id: str = "") -> AttachmentKey:

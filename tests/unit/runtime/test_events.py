@@ -71,7 +71,9 @@ def test_a_slow_watcher_is_told_that_events_are_lost(log: EventLog) -> None:
     assert "c" == again.network
 
 
-@pytest.mark.parametrize("cursor", ["other-1", "", "e", "e-", "e-x", "e-99", "e--1"])
+@pytest.mark.parametrize(
+    "cursor", ["other-1", "", "e", "e-", "e-x", "e-99", "e--1", "e-" + "9" * 5000]
+)
 def test_a_cursor_of_another_life_is_lost(log: EventLog, cursor: str) -> None:
     """A restart, or nonsense."""
     put(log, "a")
