@@ -49,7 +49,7 @@ from pycni.runtime.outcomes import (
 )
 from pycni.runtime.readiness import Readiness
 from pycni.runtime.runtime import Outcome, Runtime
-from pycni.runtime.store import EVERYTHING, AttachmentFilter, Store
+from pycni.runtime.store import EVERYTHING, AttachmentFilter, Store, unwritten
 
 log = Log(__name__)
 
@@ -423,10 +423,11 @@ class Node:
                 validated=True,
             )
         except CniError as error:
-            if error.residue == "NONE":
-                self._forget(attachment)
-            else:
-                self._fail(attachment, error)
+            with unwritten(error):
+                if error.residue == "NONE":
+                    self._forget(attachment)
+                else:
+                    self._fail(attachment, error)
             raise
         ready = msgspec.structs.replace(attachment, state=State.READY, result=outcome.result)
         try:
@@ -460,21 +461,21 @@ class Node:
         """DEL with what ADD used; forget the attachment, or keep it as FAILED and raise."""
         config = parse_network(attachment.config, attachment.source)
         params = attachment.params_for_delete(netns, netns_fd, boot_id=self.boot_id)
-        self._save(msgspec.structs.replace(attachment, state=State.DELETING))
+        with unwritten():  # nobody has to stay for a full disk
+            self._save(msgspec.structs.replace(attachment, state=State.DELETING))
         try:
             outcome = self.runtime.delete(
-                config,
-                params,
-                prev_result=attachment.result,
-                continue_on_error=continue_on_error,
+                config, params, prev_result=attachment.result, continue_on_error=continue_on_error
             )
         except CniError as error:
             error.residue = "UNKNOWN"
             for one in (error, *getattr(error, "errors", ())):
                 one.network, one.container_id, one.ifname = msgspec.structs.astuple(attachment.key)
-            self._fail(attachment, error)
+            with unwritten(error):
+                self._fail(attachment, error)
             raise
-        self._forget(attachment)
+        with doing("forgetting it: all of it is deleted; free space and delete it again"):
+            self._forget(attachment)
         return outcome
 
     def _gc(

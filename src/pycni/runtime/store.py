@@ -21,11 +21,14 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from pycni.errors import IOFailure
+from pycni.errors import CniError, IOFailure
+from pycni.log import Log
 from pycni.model import jsonio
 from pycni.net.hashes import sha256
 from pycni.runtime.attachments import Attachment, AttachmentKey, State, StoredError
 from pycni.runtime.errors import EtagMismatch, NodeBusy, StoreUnusable
+
+log = Log(__name__)
 
 SCHEMA = 1
 APPLICATION_ID = 0x70796E69  # "pyni", so that nobody's other database is taken for ours
@@ -116,6 +119,17 @@ class Store(Protocol):
     def close(self) -> None:
         """Close it; nothing may be called afterwards."""
         ...
+
+
+@contextlib.contextmanager
+def unwritten(error: CniError | None = None) -> Iterator[None]:
+    """Go on where the store cannot write, as on a full disk; `error` stays the one that is told."""
+    try:
+        yield
+    except IOFailure as failure:
+        log.error("not remembered: %s", failure)
+        if error is not None:
+            error.add_note(f"not remembered: {failure}")
 
 
 TABLES = """

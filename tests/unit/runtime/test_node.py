@@ -245,7 +245,59 @@ def test_an_add_that_cannot_be_remembered_is_undone(
     assert ["ADD a", "ADD b", "DEL b", "DEL a"] == lab.log
 
 
+def test_a_failed_add_is_told_although_it_cannot_be_remembered(
+    lab: Lab, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plugin's failure is what matters; that of the disk is told beside it."""
+    lab.b.failures[Verb.ADD] = InvalidConfig("b refuses")
+    lab.b.failures[Verb.DEL] = CniError("b stuck")
+    lab.b.before = lambda call: fill_disk(node, monkeypatch)
+    with pytest.raises(InvalidConfig, match="b refuses") as caught:
+        node.add("net", params())
+    assert "not remembered: disk full" in caught.value.details
+    assert State.ADDING == state(node)  # a debt, which recovery settles
+
+
 # -- delete ----------------------------------------------------------------------------------------
+
+
+def fill_disk(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the store can write nothing."""
+
+    def refuse(*_: Any) -> None:
+        raise IOFailure("disk full")
+
+    monkeypatch.setattr(node.store, "put_attachment", refuse)
+    monkeypatch.setattr(node.store, "delete_attachment", refuse)
+
+
+def test_a_full_disk_keeps_no_container_from_being_deleted(
+    lab: Lab, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chain runs; what could not be forgotten is said, and can be deleted again."""
+    node.add("net", params())
+    with monkeypatch.context() as full:
+        fill_disk(node, full)
+        with pytest.raises(IOFailure, match="disk full") as caught:
+            node.delete("net", params())
+    assert "all of it is deleted" in caught.value.details
+    assert ["DEL b", "DEL a"] == lab.log[-2:]
+    assert node.delete("net", params()).existed
+    assert state(node) is None
+
+
+def test_a_failed_delete_is_told_although_it_cannot_be_remembered(
+    lab: Lab, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the disk's failure in its place."""
+    node.add("net", params())
+    lab.b.failures[Verb.DEL] = CniError("b stuck")
+    with monkeypatch.context() as full:
+        fill_disk(node, full)
+        with pytest.raises(CniError, match="b stuck") as caught:
+            node.delete("net", params())
+    assert "not remembered: disk full" in caught.value.details
+    assert State.READY == state(node)
 
 
 def test_delete_uses_what_add_used(lab: Lab, node: Node) -> None:
