@@ -88,7 +88,7 @@ def delegate_verbs(probe: Probe) -> None:
         for verb in probe.verbs("CHECK", "DEL", "STATUS", "GC"):
             reply = container.call(verb, members=gc_members(verb))
             reply.expect_silence()
-            if probe.place.ipam.asked()[-1] != verb:
+            if probe.place.ipam.asked()[-1:] != [verb]:
                 asked = probe.place.ipam.asked()
                 raise reply.fail(f"{verb} of the delegate", f"it got {asked}")
 

@@ -47,8 +47,7 @@ def own_namespace(probe: Probe) -> None:
             for verb in ("ADD", "DEL"):
                 reply = container.call(verb, CNI_NETNS=path)
                 reply.expect_error(8, msg=SAME)
-                left = before.diff(probe.place.world())
-                if left:
+                if left := before.diff(probe.place.world()):
                     raise reply.fail("the host as it was", "; ".join(left))
     finally:
         probe.place.host.links.set("lo", up=True)  # what a plugin that acts takes down

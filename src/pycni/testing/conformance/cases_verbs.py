@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -10,8 +11,10 @@ from pycni.model.result import Result
 from pycni.testing.conformance.probe import NotApplicable, Probe
 from pycni.testing.conformance.samples import DEVICE, Role
 from pycni.testing.conformance.table import case
+from pycni.testing.world import World
 
 CROWD = 4
+SETTLING_S = 0.3
 VALID = "cni.dev/valid-attachments"
 
 
@@ -97,9 +100,16 @@ def del_leaves_nothing(probe: Probe) -> None:
     attach()
     before = probe.place.world()
     attach()
-    left = before.diff(probe.place.world())
+    if grown(probe, before):
+        time.sleep(SETTLING_S)  # a namespace that went away takes its links along a little later
+    left = grown(probe, before)
     if left:
         raise probe.failure("the host as it was before the second ADD", "; ".join(left))
+
+
+def grown(probe: Probe, before: World) -> list[str]:
+    """What the host has and had not."""
+    return [line for line in before.diff(probe.place.world()) if line.startswith("+")]
 
 
 @case("P6-del-twice", "DEL can be repeated", acts=True)
