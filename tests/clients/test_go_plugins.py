@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.clients.images import PAGE, make_rootfs
-from tests.clients.machine import GO_PLUGINS, PYCNI, Machine
+from tests.clients.machine import PYCNI, Machine
 from tests.clients.runtimes import EDGE, WEB, Containerd, Podman, add_network
 
 pytestmark = [pytest.mark.root, pytest.mark.go, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -59,7 +59,7 @@ def test_cnitool_runs_a_chain_of_both(empty_machine: Machine, theirs: tuple[str,
     """Our runtime takes what CNI_PATH has from there, and the rest from itself."""
     machine = empty_machine
     machine.install_go_plugins(*theirs)
-    add_network(machine, "10-mixed.conflist", mixed_network("bridge"))
+    add_network(machine, "10-mixed.conflist", mixed_network())
     make_container(machine)
     environment = {"CNI_PATH": str(machine.bin), "CAP_ARGS": json.dumps({"portMappings": PORTS})}
     tool = (PYCNI, "cnitool")
@@ -73,27 +73,29 @@ def test_cnitool_runs_a_chain_of_both(empty_machine: Machine, theirs: tuple[str,
     assert [] == machine.left()
 
 
-def test_the_service_runs_a_chain_of_both(empty_machine: Machine) -> None:
-    """Types it has not built in are theirs: here `firewall`, and their bridge by another name."""
+@pytest.mark.parametrize("theirs", ["bridge", "portmap"])
+def test_the_service_runs_a_chain_of_both(empty_machine: Machine, theirs: str) -> None:
+    """What it has not built in is run from files: their `firewall`, and another by another name."""
     machine = empty_machine
-    machine.install_go_plugins("firewall")
-    machine.run("cp", f"{GO_PLUGINS}/bridge", f"{machine.bin}/their-bridge")
-    network = mixed_network("their-bridge")
+    machine.install_go_plugins("firewall", theirs)
+    machine.run("mv", f"{machine.bin}/{theirs}", f"{machine.bin}/their-{theirs}")
+    network = mixed_network(**{theirs: f"their-{theirs}"})
     network["plugins"].append({"type": "firewall"})
     add_network(machine, "10-mixed.conflist", network)
     machine.serve()
     make_container(machine)
     machine.run(PYCNI, "add", "mixed", "c1", "--netns", NETNS, "--port", "8080:80")
-    expect_ports(machine, made_by_go=False)
-    machine.run(PYCNI, "check", "mixed", "c1")
+    expect_ports(machine, made_by_go=theirs == "portmap")
+    if theirs != "portmap":
+        machine.run(PYCNI, "check", "mixed", "c1")
     machine.run(PYCNI, "del", "mixed", "c1")
     assert machine.refuses(URL)
     machine.run("ip", "netns", "delete", "c1")
     assert [] == machine.left()
 
 
-def mixed_network(bridge: str) -> dict[str, Any]:
-    """A bridge with ports."""
+def mixed_network(*, bridge: str = "bridge", portmap: str = "portmap") -> dict[str, Any]:
+    """A bridge with ports, by these types."""
     ranges = [[{"subnet": "10.98.0.0/24"}], [{"subnet": "fd00:98::/64"}]]
     return {
         "cniVersion": "1.0.0",
@@ -111,7 +113,7 @@ def mixed_network(bridge: str) -> dict[str, Any]:
                 },
             },
             {"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}},
-            {"type": "portmap", "capabilities": {"portMappings": True}},
+            {"type": portmap, "capabilities": {"portMappings": True}},
         ],
     }
 
