@@ -254,5 +254,5 @@ class _Report:
         failed = sum(finding.verdict == "fail" for finding in findings)
         unrun = sum(finding.verdict.startswith("needs") for finding in findings)
         more = f"; {unrun} were not run" if unrun else ""
-        told = f"{failed} cases failed" if failed else "no case failed"
+        told = f"{failed or 'no'} case{'s' if failed > 1 else ''} failed"
         self._print(f"{told}{more}", "bold red" if failed else "bold green")

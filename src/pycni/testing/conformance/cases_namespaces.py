@@ -43,7 +43,7 @@ def own_namespace(probe: Probe) -> None:
     path = f"/proc/{os.getpid()}/ns/net" if own is None else own.path
     try:
         with probe.container() as container:
-            before = probe.place.world()
+            before = probe.place.settled_world()
             for verb in ("ADD", "DEL"):
                 reply = container.call(verb, CNI_NETNS=path)
                 reply.expect_error(8, msg=SAME)

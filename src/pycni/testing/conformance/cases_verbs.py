@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -11,10 +10,8 @@ from pycni.model.result import Result
 from pycni.testing.conformance.probe import NotApplicable, Probe
 from pycni.testing.conformance.samples import DEVICE, Role
 from pycni.testing.conformance.table import case
-from pycni.testing.world import World
 
 CROWD = 4
-SETTLING_S = 0.3
 VALID = "cni.dev/valid-attachments"
 
 
@@ -98,18 +95,11 @@ def del_leaves_nothing(probe: Probe) -> None:
             container.call("DEL").expect_silence()
 
     attach()
-    before = probe.place.world()
+    before = probe.place.settled_world()
     attach()
-    if grown(probe, before):
-        time.sleep(SETTLING_S)  # a namespace that went away takes its links along a little later
-    left = grown(probe, before)
+    left = [line for line in before.diff(probe.place.settled_world()) if line.startswith("+")]
     if left:
         raise probe.failure("the host as it was before the second ADD", "; ".join(left))
-
-
-def grown(probe: Probe, before: World) -> list[str]:
-    """What the host has and had not."""
-    return [line for line in before.diff(probe.place.world()) if line.startswith("+")]
 
 
 @case("P6-del-twice", "DEL can be repeated", acts=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pycni.testing.world import World, snapshot
 
 NETNS_DIR = "/run/netns"
 SCRATCH = "cnf-try"
+SETTLING_S, SETTLING_TRIES = 0.02, 50
 
 ADDRESSES = b"""{
     "ips": [{"address": "10.88.0.9/24", "gateway": "10.88.0.1"}],
@@ -106,6 +108,16 @@ class Place:
             for name in names
         ]
         return World(tuple(sorted((*seen.facts, *files))))
+
+    def settled_world(self) -> World:
+        """The same once nothing changes any more: links go a little later than their namespace."""
+        seen = self.world()
+        for _ in range(SETTLING_TRIES):
+            time.sleep(SETTLING_S)
+            last, seen = seen, self.world()
+            if not last.diff(seen):
+                break
+        return seen
 
     def close(self) -> None:
         """Remove what was made on the host."""
