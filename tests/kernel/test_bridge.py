@@ -219,6 +219,8 @@ def test_sysctls_of_the_container_and_the_bridge(node: Node) -> None:
         assert f"{key} = {value}" == f"{key} = {node.read_sysctl(key, 'c1')}"
     for name in ("edge0", host_end):
         assert "0" == node.read_sysctl(f"net/ipv6/conf/{name}/accept_ra")
+    # Else nothing is forwarded to containers over IPv6 for the first second.
+    assert "0" == node.read_sysctl(f"net/ipv6/conf/{result['interfaces'][0]['name']}/accept_dad")
     assert "1" == node.read_sysctl(f"net/ipv6/conf/{host_end}/disable_ipv6")
     node.delete(dual(EDGE, 2))
 
@@ -311,6 +313,24 @@ def test_the_bridge_keeps_its_mac(node: Node, existing: bool) -> None:
     assert mac == result["interfaces"][0]["mac"] == link["address"]
     node.delete(dual(EDGE, 2))
     node.delete(lowest, "c2")
+
+
+def test_a_bridge_without_a_mac_becomes_a_gateway(node: Node) -> None:
+    """One that lost its last port has the MAC 00:00:00:00:00:00, which cannot be pinned."""
+    node.host("ip", "link", "add", "edge0", "up", "type", "bridge")
+    node.host("ip", "link", "add", "port", "up", "type", "veth")
+    node.host("ip", "link", "set", "port", "master", "edge0")
+    node.host("ip", "link", "delete", "port")
+    before = node.link("edge0")
+    assert before is not None
+    assert "00:00:00:00:00:00" == before["address"]
+    config = dual(EDGE, 2)
+    result = node.add(config)
+    node.check(config, result)
+    after = node.link("edge0")
+    assert after is not None
+    assert result["interfaces"][0]["mac"] == after["address"] != before["address"]
+    node.delete(config)
 
 
 def test_a_name_taken_by_another_kind_of_link_is_an_error(node: Node) -> None:
@@ -515,6 +535,12 @@ def test_unsupported_keys_are_named_with_their_value(node: Node, keys: Json, mes
         ({"ipMasqBackend": "pf"}, 'unknown ipmasq backend "pf"'),
         ({"mtu": "1500"}, "mtu: "),
         ({"mtu": -1}, "mtu: "),
+        ({"mtu": 67}, "mtu: expected at least 68"),
+        ({"mtu": 65536}, "mtu: expected int <= 65535"),
+        ({"bridge": "br%d"}, "bridge: interface name contains %"),
+        ({"args": {"cni": {"mac": "01:00:5e:00:00:01"}}}, "args.cni.mac: not a MAC address of one"),
+        ({"runtimeConfig": {"mac": "00:00:00:00:00:00"}}, "runtimeConfig.mac: not a MAC address"),
+        ({"runtimeConfig": {"mac": "02:00:00:00:00:00:00:01"}}, "runtimeConfig.mac: not a MAC"),
         ({"bridge": "much-too-long-name"}, "bridge: interface name is too long"),
         ({"args": {"cni": {"mac": "nonsense"}}}, 'args.cni.mac: not a MAC address: "nonsense"'),
     ],

@@ -326,6 +326,7 @@ def test_delete_removes_what_the_reference_plugin_made(node: Node) -> None:
 
 def test_delete_leaves_other_untagged_pairs_alone(node: Node) -> None:
     """A pair on another bridge was made by, or for, somebody else."""
+    node.host("ip", "link", "add", "db0", "type", "bridge")
     make_untagged_pair(node, "other0")
     node.delete(DBNET)
     assert ["veth00000001"] == host_ends(node)

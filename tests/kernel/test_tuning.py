@@ -240,6 +240,10 @@ def tuning_config(keys: Json) -> tuning.TuningConfig:
             '{"kernel.hostname": "x"}',
             'sysctl.kernel.hostname: invalid net sysctl key: "kernel.hostname"',
         ),
+        (
+            '{"net.core.\\u0000": "x"}',
+            'sysctl.net.core.\0: invalid net sysctl key: "net.core.\0"',
+        ),
         ('{"net": "x"}', 'sysctl.net: invalid net sysctl key: "net"'),
         (
             '{"net/../kernel/hostname": "x", "netx.a": "x"}',
@@ -368,6 +372,42 @@ def test_del_survives_an_unreadable_backup(tuned: Tuned, content: str) -> None:
     tuned.node.delete(tuned.config(mtu=1400))
 
     assert [] == os.listdir(tuned.backups)
+
+
+def test_del_is_served_where_no_backup_could_ever_be(tuned: Tuned) -> None:
+    """Below a file: ADD fails, and DEL must not, or nobody gets rid of the attachment."""
+    tuned.backups.touch()
+    config = tuned.config(mtu=1400, dataDir=f"{tuned.backups}/below")
+    with pytest.raises(CniError) as caught:
+        tuned.node.add(config)
+    assert 5 == caught.value.wire_code
+    tuned.node.delete(config)
+    tuned.node.gc(config, [])
+    tuned.backups.unlink()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"mac": "01:00:5e:00:00:01"}, 'mac: not a MAC address of one host: "01:00:5e:00:00:01"'),
+        ({"args": {"cni": {"mac": "0:0"}}}, 'args.cni.mac: not a MAC address: "0:0"'),
+        ({"mtu": 2**31}, "mtu: expected int <= 2147483647"),
+        ({"txQLen": 2**32}, "txQLen: expected int <= 4294967295"),
+        ({"dataDir": "/run\0/x"}, "dataDir: a path contains a NUL byte"),
+    ],
+)
+def test_an_impossible_attribute_is_refused_with_its_path(
+    tuned: Tuned, keys: Json, message: str
+) -> None:
+    """Code 7, by ADD and by validation."""
+    for attempt in (
+        lambda: tuned.node.add(tuned.config(**keys)),
+        lambda: load("tuning").validate(tuning_config(keys)),
+    ):
+        with pytest.raises(CniError) as caught:
+            attempt()
+        assert 7 == caught.value.wire_code
+        assert caught.value.msg.startswith(message)
 
 
 def test_del_gives_back_what_it_can(tuned: Tuned) -> None:

@@ -29,6 +29,7 @@ _FILE_MODE = 0o600
 _MAX_READ = 4096
 _HAS_OPENAT = os.open in os.supports_dir_fd
 _O_TMPFILE = getattr(os, "O_TMPFILE", 0)
+_O_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 _O_BINARY = getattr(os, "O_BINARY", 0)  # Windows would write CRLF CRLF for CRLF
 
 
@@ -140,7 +141,7 @@ class Directory:
 
     def read(self, name: str) -> bytes:
         """Return the content of the small file `name`; raise FileNotFoundError if absent."""
-        fd = self._open(name, os.O_RDONLY)
+        fd = self._open(name, os.O_RDONLY | _O_NONBLOCK)  # not wait for who writes into a FIFO
         try:
             return os.read(fd, _MAX_READ)
         finally:

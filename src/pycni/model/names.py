@@ -86,6 +86,9 @@ def _ifname_fault(raw: str) -> CniError | None:
         return InvalidEnvironment("interface name is . or ..")
     if "/" in raw or ":" in raw:
         return InvalidEnvironment("interface name contains / or :")
+    if "%" in raw:
+        # dev_alloc_name() in net/core/dev.c: a pattern, not a name; eth%d comes out as eth0.
+        return InvalidEnvironment("interface name contains %, for which the kernel puts a number")
     if "\0" in raw:
         return InvalidEnvironment("interface name contains a NUL byte")
     if not _SPACES.isdisjoint(raw):
@@ -108,6 +111,19 @@ class PluginType(str):
         return cls(raw)
 
 
+class FilePath(str):
+    """The path of a file or a directory in a configuration."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, raw: str) -> Self:
+        """Return `raw` checked: no path has a NUL byte in it."""
+        if "\0" in raw:
+            raise InvalidConfig("a path contains a NUL byte")
+        return cls(raw)
+
+
 class Mac(str):
     """A hardware address, spelled in lower case with colons."""
 
@@ -126,6 +142,12 @@ class Mac(str):
     def from_bytes(cls, packed: bytes) -> Self:
         """Return the address whose bytes, as the kernel gives them, are `packed`."""
         return cls(packed.hex(":"))
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether one interface can have it: not a group's, not all zero."""
+        packed = self.packed
+        return any(packed) and not (len(packed) == _MAC_LENGTHS[0] and packed[0] & 1)
 
     @property
     def packed(self) -> bytes:

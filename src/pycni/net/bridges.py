@@ -186,8 +186,11 @@ def _create(host: Side, name: str, *, mtu: int, undo: Undo) -> Link:
         return host.links.get(name)  # another call was first; its kind is looked at by ours
     bridge = host.links.get(name)
     undo.push(_remove_unused, host, bridge)
+    own = f"net/ipv6/conf/{name}"
     with contextlib.suppress(KernelError):  # no IPv6, or a read-only /proc/sys
-        host.sysctl.write(f"net/ipv6/conf/{name}/accept_ra", "0")
+        # While its link-local address is tentative, the node cannot ask for the containers' MACs
+        # on behalf of others: a new bridge would forward nothing for a second (ndisc_solicit()).
+        host.sysctl.write_all({f"{own}/accept_ra": 0, f"{own}/accept_dad": 0})
     return bridge
 
 

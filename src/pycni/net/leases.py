@@ -46,6 +46,7 @@ _LAST = "last_reserved_ip."
 # A first line that can be a container id; anything else in an address's file is not a lease.
 _OWNED = re.compile(rb"\s*[a-zA-Z0-9][a-zA-Z0-9_.\-]*[ \t]*(?:\r?\n.*)?", re.DOTALL)
 _WINDOWS = os.name == "nt"
+_DIRECTORY = b"a-directory-of-this-name"  # takes the address as a lease would
 _LOCK_POLL_S = (0.0005, 0.005)  # first and longest pause between two tries for the lock
 _THREAD_POLL_S = 0.1  # how long to wait for another thread without looking at the deadline
 _TRIES = 3  # a foreign file in the way is removed once; more means somebody ignores the lock
@@ -269,12 +270,15 @@ class Leases:
             return self._directory.read(name).strip()
         except FileNotFoundError:
             return None
+        except IsADirectoryError:
+            return _DIRECTORY
 
     def _remove(self, name: str) -> None:
         self._changed = True
         self._discard_draft()  # a file whose only name goes cannot be given another one
-        self._directory.remove(name)
-        self._index.drop(name)
+        with contextlib.suppress(IsADirectoryError):  # not ours to empty
+            self._directory.remove(name)
+            self._index.drop(name)
 
     def _rescan(self) -> None:
         if not self._fresh:
@@ -354,6 +358,10 @@ def _open_locked(path: str, deadline: Deadline, *, create: bool) -> Directory | 
             if create:
                 continue  # removed between mkdir and open
             return None
+        except NotADirectoryError:
+            if create:
+                raise
+            return None  # no lease was ever made there
         try:
             with doing(f"waiting for the lock of {path}"):
                 _flock(directory, deadline)

@@ -130,6 +130,8 @@ def _parse_range(path: str, text: RangeText, fault: str) -> Range:
         _parse_address(f"{path}.{key}", getattr(text, key), fault)
         for key in ("gateway", "rangeStart", "rangeEnd")
     )
+    if gateway and gateway.version != subnet.version:
+        raise InvalidConfig(f"{path}.gateway: {fault}: {gateway} is not of the family of {subnet}")
     lowest, highest = subnet.network_address + 1, subnet.broadcast_address
     if isinstance(highest, IPv4Address):
         highest -= 1

@@ -19,6 +19,7 @@ from pycni.errors import (
     CniError,
     Exhausted,
     InvalidConfig,
+    InvalidEnvironment,
     KernelError,
     NotAvailable,
     UnsupportedField,
@@ -48,6 +49,7 @@ from pycni.plugins.sdk import Call, Config, Plugin
 DEFAULT_ROUTES = {4: parse_cidr("0.0.0.0/0"), 6: parse_cidr("::/0")}
 
 BRIDGE_TRIES = 5
+MIN_MTU, MIN_MTU6, MAX_MTU = 68, 1280, 65535  # ETH_MIN_MTU, IPV6_MIN_MTU, ETH_MAX_MTU
 CONTAINER = 2  # the container's place in the result's interfaces: bridge, host end, container
 
 
@@ -92,7 +94,7 @@ class BridgeConfig(Config, frozen=True, kw_only=True):
     forceAddress: bool = False
     ipMasq: bool = False
     ipMasqBackend: str = ""
-    mtu: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    mtu: Annotated[int, Meta(ge=0, le=MAX_MTU)] = 0
     hairpinMode: bool = False
     promiscMode: bool = False
     vlan: int = 0
@@ -212,6 +214,14 @@ class Bridge(Plugin[BridgeConfig], type="bridge", config=BridgeConfig):
         for key in ("vlan", "vlanTrunk", "preserveDefaultVlan", "macspoofchk"):
             if value := getattr(config, key):
                 raise UnsupportedField(f"{key}: {jsonio.encode(value).decode()} is not supported")
+        if 0 < config.mtu < MIN_MTU:
+            raise InvalidConfig(f"mtu: expected at least {MIN_MTU}, or 0 for the kernel's default")
+        for path, mac in (
+            ("runtimeConfig.mac", config.runtimeConfig.mac),
+            ("args.cni.mac", config.args.cni.mac),
+        ):
+            if mac is not None and not is_usable(mac):
+                raise InvalidConfig(f'{path}: not a MAC address of one host: "{mac}"')
         if config.hairpinMode and config.promiscMode:
             raise InvalidConfig(
                 "cannot set hairpin mode and promiscuous mode at the same time",
@@ -232,7 +242,14 @@ class Bridge(Plugin[BridgeConfig], type="bridge", config=BridgeConfig):
 def requested_mac(call: Call[BridgeConfig]) -> Mac | None:
     """The MAC asked for: capability, then `args`, then CNI_ARGS; None for any."""
     environment = EnvArgs.parse(call.request.args)
+    if environment.MAC is not None and not is_usable(environment.MAC):
+        raise InvalidEnvironment(f'CNI_ARGS: MAC: not of one host: "{environment.MAC}"')
     return call.config.runtimeConfig.mac or call.config.args.cni.mac or environment.MAC
+
+
+def is_usable(mac: Mac) -> bool:
+    """Whether a veth can have it."""
+    return mac.is_of_host and len(mac.packed) == 6
 
 
 def plug_in(call: Call[BridgeConfig], mac: Mac | None, undo: Undo) -> tuple[Link, Pair]:
@@ -266,8 +283,9 @@ def plug_in(call: Call[BridgeConfig], mac: Mac | None, undo: Undo) -> tuple[Link
             # The call that made the bridge has failed and taken it away before we had a port.
         else:
             undo.push(veth.remove, call.host, call.owner)
-            if not (config.is_gateway and call.ipam):
-                # A bridge's MAC may follow its ports, ours included; a gateway's is pinned.
+            if not (config.is_gateway and call.ipam and bridge.mac and any(bridge.mac.packed)):
+                # A bridge's MAC may follow its ports, ours included; a gateway's is pinned. One
+                # that somebody else made has none (all zero) while it has no port.
                 bridge = call.host.links.get(bridge.index)
             return bridge, pair
     raise AssertionError("the last try returns or raises")
@@ -323,6 +341,8 @@ def with_addresses(made: Result, leased: Result, config: BridgeConfig) -> Result
     """`made` with the leased addresses on the container's interface and the gateways filled in."""
     if not leased.ips:
         raise CniError("IPAM plugin returned missing IP config")
+    if 0 < config.mtu < MIN_MTU6 and any(ip.address.version == 6 for ip in leased.ips):
+        raise InvalidConfig(f"mtu: IPv6 needs at least {MIN_MTU6}, not {config.mtu}")
     ips = tuple(
         structs.replace(
             ip,

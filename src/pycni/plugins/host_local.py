@@ -17,6 +17,7 @@ from msgspec import Struct
 from pycni.errors import CniError, InvalidConfig, InvalidEnvironment, IOFailure, NotAvailable
 from pycni.kernel.directory import find_obstacle, io_faults
 from pycni.model.addresses import IPAddress, parse_cidr, parse_ip
+from pycni.model.names import FilePath
 from pycni.model.request import CniArgs
 from pycni.model.result import DNS, IPConfig, Result, Route
 from pycni.model.version import at_least
@@ -36,8 +37,8 @@ class HostLocalIPAM(IPAM, frozen=True, kw_only=True):
     gateway: str = ""
     ranges: tuple[tuple[RangeText, ...], ...] = ()
     routes: tuple[Route, ...] = ()
-    dataDir: str = DEFAULT_DATA_DIR
-    resolvConf: str = ""
+    dataDir: FilePath = FilePath(DEFAULT_DATA_DIR)
+    resolvConf: FilePath = FilePath("")
 
 
 class CniKeys(Struct, frozen=True, kw_only=True):

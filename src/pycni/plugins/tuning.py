@@ -13,9 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import partial
+from typing import Annotated
 
 import msgspec
-from msgspec import Raw, Struct, structs
+from msgspec import Meta, Raw, Struct, structs
 
 from pycni.errors import CniError, InvalidConfig, KernelError, NotAvailable
 from pycni.kernel.directory import Directory, find_obstacle, io_faults, make_directories
@@ -24,8 +25,7 @@ from pycni.kernel.sysctl import Sysctl
 from pycni.kernel.types import Link
 from pycni.log import Log
 from pycni.model import jsonio
-from pycni.model.jsonio import Uint
-from pycni.model.names import Mac
+from pycni.model.names import FilePath, Mac
 from pycni.model.request import CniArgs
 from pycni.model.result import Result
 from pycni.net.undo import Gather, Undo
@@ -38,15 +38,19 @@ ALLOWLIST = "/etc/cni/tuning/allowlist.conf"
 
 _NONE = Raw(b"{}")
 
+# As wide as the kernel has them; what a device can do with them is the device's to say.
+Mtu = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Uint32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
 
 class Attributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What can be set on the interface; the defaults mean "leave it alone"."""
 
     mac: Mac | None = None
     promisc: bool | None = None
-    mtu: Uint = 0
+    mtu: Mtu = 0
     allmulti: bool | None = None
-    txQLen: Uint | None = None
+    txQLen: Uint32 | None = None
 
 
 class Backup(Attributes, frozen=True, kw_only=True):
@@ -79,10 +83,10 @@ class TuningConfig(Config, frozen=True, kw_only=True):
     sysctl: Raw = _NONE
     mac: Mac | None = None
     promisc: bool | None = None
-    mtu: Uint = 0
+    mtu: Mtu = 0
     allmulti: bool | None = None
-    txQLen: Uint | None = None
-    dataDir: str = DEFAULT_DATA_DIR
+    txQLen: Uint32 | None = None
+    dataDir: FilePath = FilePath(DEFAULT_DATA_DIR)
     args: Args = Args()
     runtimeConfig: Capabilities = Capabilities()
 
@@ -146,6 +150,12 @@ class Tuning(Plugin[TuningConfig], type="tuning", config=TuningConfig):
     def validate(self, config: TuningConfig) -> None:
         """Raise for sysctls that are none; what the node allows is a question of the node."""
         parse_sysctls(config, "IFNAME")
+        for path, mac in (
+            ("mac", config.mac),
+            ("runtimeConfig.mac", config.runtimeConfig.mac),
+            ("args.cni.mac", config.args.cni.mac),
+        ):
+            expect_mac(path, mac)
 
 
 # -- configuration ---------------------------------------------------------------------------------
@@ -155,14 +165,22 @@ def parse_attributes(call: Call[TuningConfig]) -> Attributes:
     """The attributes to set; a MAC is taken from `args`, the capability, CNI_ARGS, the config."""
     config, args = call.config, call.config.args.cni
     env = EnvArgs.parse(call.request.args)
+    mac = args.mac or config.runtimeConfig.mac or env.MAC or config.mac
+    expect_mac("mac", mac)
     return Attributes(
-        mac=args.mac or config.runtimeConfig.mac or env.MAC or config.mac,
+        mac=mac,
         # false does not switch it off, as in the Go plugin; allmulti does.
         promisc=(config.promisc if args.promisc is None else args.promisc) or None,
         mtu=args.mtu or config.mtu,
         allmulti=config.allmulti if args.allmulti is None else args.allmulti,
         txQLen=config.txQLen if args.txQLen is None else args.txQLen,
     )
+
+
+def expect_mac(path: str, mac: Mac | None) -> None:
+    """Raise for the MAC of a group, and for one that is all zero."""
+    if mac is not None and not mac.is_of_host:
+        raise InvalidConfig(f'{path}: not a MAC address of one host: "{mac}"')
 
 
 def parse_sysctls(
@@ -197,7 +215,7 @@ def parse_sysctl(path: str, key: str, ifname: str, allowlist: list[str] | None) 
         )
     parts = [part for part in key.replace(".", "/").split("/") if part]
     name = "/".join(parts).replace("IFNAME", ifname, 1)
-    if parts[:1] != ["net"] or len(parts) < 2:
+    if parts[:1] != ["net"] or len(parts) < 2 or "\0" in key:
         raise InvalidConfig(f'{path}.{key}: invalid net sysctl key: "{key}"')
     return name
 
@@ -357,7 +375,7 @@ def find_backup(call: Call[TuningConfig]) -> Backup | None:
     try:
         with Directory(path) as directory:
             return jsonio.decode(directory.read(name), Backup)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, CniError) as exc:
         log.warning("tuning cannot read the backup %s/%s: %s", path, name, exc)
@@ -370,7 +388,7 @@ def list_backups(config: TuningConfig) -> list[str]:
     with io_faults(f"list {config.dataDir}"):
         try:
             directory = Directory(config.dataDir or DEFAULT_DATA_DIR)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return found
         with directory:
             for name in directory.names():
@@ -378,7 +396,7 @@ def list_backups(config: TuningConfig) -> list[str]:
                     continue
                 try:
                     backup = msgspec.json.decode(directory.read(name), type=Owned)
-                except (FileNotFoundError, msgspec.MsgspecError):
+                except (OSError, msgspec.MsgspecError):
                     continue
                 if backup.network == config.name:
                     found.append(name)
@@ -397,8 +415,8 @@ def remove_backups(config: TuningConfig, names: Iterable[str]) -> None:
     with io_faults(f"remove backups from {path}"), Gather("remove backups") as gather:
         try:
             directory = Directory(path)
-        except FileNotFoundError:
-            return
+        except (FileNotFoundError, NotADirectoryError):
+            return  # no backup was ever made there
         with directory:
             for name in names:
                 gather.run(directory.remove, name)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycni.errors import CniError, InvalidConfig, InvalidEnvironment, UnknownContainer
-from pycni.model.names import ContainerId, IfName, Mac, NetworkName, PluginType
+from pycni.model.names import ContainerId, FilePath, IfName, Mac, NetworkName, PluginType
 
-NAMES = (ContainerId, NetworkName, IfName, PluginType, Mac)
+NAMES = (ContainerId, NetworkName, IfName, PluginType, FilePath, Mac)
 
 
 @pytest.mark.parametrize("kind", [ContainerId, NetworkName])
@@ -70,6 +70,7 @@ def test_an_interface_name_is_what_the_kernel_takes(text: str) -> None:
         ("a/b", "interface name contains / or :"),
         ("eth0:1", "interface name contains / or :"),
         ("a\0b", "interface name contains a NUL byte"),
+        ("eth%d", "interface name contains %, for which the kernel puts a number"),
         ("a b", "interface name contains whitespace characters"),
         ("a\n", "interface name contains whitespace characters"),
         ("a\u2003", "interface name contains whitespace characters"),
@@ -97,6 +98,29 @@ def test_a_path_is_not_a_plugin_type(text: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         PluginType.parse(text)
     assert f"invalid plugin name: {text}" == caught.value.msg
+
+
+def test_a_path_has_no_nul_byte() -> None:
+    """The kernel would read half of it, and Python refuses it with a ValueError."""
+    assert FilePath.parse("/run/x") == "/run/x"
+    with pytest.raises(InvalidConfig, match=r"^a path contains a NUL byte$"):
+        FilePath.parse("/run\0/x")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("02:00:00:00:00:01", True),
+        ("00:00:00:00:00:00", False),
+        ("01:00:5e:00:00:01", False),
+        ("ff:ff:ff:ff:ff:ff", False),
+        ("01:00:00:00:00:00:00:01", True),  # groups are told by the first bit of Ethernet only
+        ("00:00:00:00:00:00:00:00", False),
+    ],
+)
+def test_a_mac_may_be_of_one_host(text: str, expected: bool) -> None:
+    """Zero and a group's are addresses, and nobody's."""
+    assert expected is Mac.parse(text).is_of_host
 
 
 @pytest.mark.parametrize("text", ["AA:bb:cc:dd:ee:0f", "aa-bb-cc-dd-ee-0f", "aabb.ccdd.ee0f"])

@@ -225,6 +225,38 @@ def test_nothing_is_made_for_a_reader(tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
+def test_below_a_file_there_are_no_leases(tmp_path: Path) -> None:
+    """ADD fails there, so DEL has nothing to do and must succeed."""
+    data_dir = tmp_path / "file"
+    data_dir.touch()
+    with locked(data_dir, create=False) as found:
+        assert found is None
+    with pytest.raises(IOFailure, match="Not a directory"), locked(data_dir):
+        pass
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has neither FIFOs nor such names")
+def test_what_is_no_file_stands_in_nobodys_way(tmp_path: Path) -> None:
+    """A FIFO is not waited for; an address whose name a directory has is not given out."""
+    take(tmp_path, A)
+    (tmp_path / NET / str(B)).mkdir()
+    os.mkfifo(tmp_path / NET / str(C))
+    with locked(tmp_path) as found:
+        assert (A,) == found.find_owned("c1", "eth0")
+        assert not found.take(B, "c2", "eth0")
+        assert C == found.find_free(B, C)
+        assert found.take(C, "c2", "eth0")
+        assert found.confirm()
+    with locked(tmp_path) as found:
+        found.release_stale([])
+    assert [str(B)] == names(tmp_path)
+
+
+def names(data_dir: Path) -> list[str]:
+    """The names left in the directory, but the lock's."""
+    return [path.name for path in (data_dir / NET).iterdir() if path.name != "lock"]
+
+
 def test_subdirectories_are_other_networks(tmp_path: Path) -> None:
     """A dataDir inside another network's directory keeps its leases."""
     take(tmp_path, A)

@@ -92,6 +92,11 @@ FAULTS: list[tuple[list[list[dict[str, str]]], str]] = [
         [[NET | {"gateway": "10.1.2.01"}]],
         'ipam.ranges[0][0].gateway: invalid range set 0: not an IP address: "10.1.2.01"',
     ),
+    (  # Go leaves it to the kernel to refuse a route through it
+        [[NET | {"gateway": "2001:db8::1"}]],
+        "ipam.ranges[0][0].gateway: invalid range set 0: "
+        "2001:db8::1 is not of the family of 10.1.2.0/24",
+    ),
     (
         [[NET, {"subnet": "2001:db8::/64"}]],
         "ipam.ranges[0][1]: invalid range set 0: mixed address families",

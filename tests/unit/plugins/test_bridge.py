@@ -55,6 +55,7 @@ def test_a_default_gateway_is_a_gateway() -> None:
         ({"hairpinMode": True, "promiscMode": True}, InvalidConfig),
         ({"ipam": {"type": "static"}, "disableContainerInterface": True}, InvalidConfig),
         ({"ipMasqBackend": "ipfw"}, InvalidConfig),
+        ({"mtu": 1}, InvalidConfig),
     ],
 )
 def test_what_is_refused(keys: dict[str, Any], error: type[CniError]) -> None:
@@ -100,6 +101,14 @@ def test_dns_is_the_configuration_s_or_the_ipam_plugin_s() -> None:
     assert DNS(domain="ipam") == with_addresses(MADE, answer, config()).dns
     made = Result(interfaces=MADE.interfaces, dns=DNS(search=("example.org",)))
     assert DNS(search=("example.org",)) == with_addresses(made, answer, config()).dns
+
+
+def test_ipv6_needs_a_larger_mtu() -> None:
+    """RFC 8200: the kernel would say "Invalid argument" when the address is added."""
+    with pytest.raises(InvalidConfig, match=r"^mtu: IPv6 needs at least 1280, not 1279$"):
+        with_addresses(MADE, leased("10.1.2.7/24", "2001:db8:1::7/64"), config(mtu=1279))
+    assert with_addresses(MADE, leased("10.1.2.7/24"), config(mtu=1279)).ips
+    assert with_addresses(MADE, leased("2001:db8:1::7/64"), config(mtu=1280)).ips
 
 
 def test_no_address_is_an_error() -> None:
