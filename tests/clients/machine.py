@@ -16,7 +16,7 @@ from typing import Any
 
 PYCNI = str(Path(sys.executable).with_name("pycni"))
 GO_PLUGINS = "/usr/lib/cni"
-ATTEMPTS = 100
+PATIENCE_S = 30
 BROWSER = """
 import sys, urllib.request as u
 opener = u.build_opener(u.ProxyHandler({}))
@@ -48,6 +48,7 @@ class Machine:
         # Clients keep their containers' cgroups below it, which no namespace of ours does.
         self.cgroup = f"/pycni-test-{os.getpid()}-{next(_numbers)}"
         self._children: list[subprocess.Popen[bytes]] = []
+        self._served = False
         for name in PRIVATE:
             Path(name).mkdir(parents=True, exist_ok=True)
         self._holder = subprocess.Popen(
@@ -117,6 +118,7 @@ class Machine:
         log = self.directory / "pycni.log"
         self.start(PYCNI, "serve", "--state-dir", str(self.directory / "state"), log=log)
         wait_until(self._is_served, f"the service ({log})")
+        self._served = True
 
     def _is_served(self) -> bool:
         sockets = self.run("ls", "/run/pycni", check=False).split()
@@ -137,7 +139,8 @@ class Machine:
     def fetch(self, url: str, *, outside: bool = False) -> str:
         """The page that a browser here, or outside, sees once the server is up; "" if never."""
         where = ("ip", "netns", "exec", "outside") if outside else ()
-        for _ in range(ATTEMPTS):
+        give_up = time.monotonic() + PATIENCE_S
+        while time.monotonic() < give_up:
             if page := self.run(*where, sys.executable, "-c", BROWSER, url, check=False):
                 return page
             time.sleep(0.1)
@@ -181,9 +184,10 @@ class Machine:
     def left(self) -> list[Any]:
         """Whatever belongs to a container; nothing, when there is none."""
         namespaces = set(self.run("ls", "/run/netns").split()) - {"outside"}
+        attachments = self.json(PYCNI, "--json", "list") if self._served else []
         return [
             *self.veths(), *self.nft_elements(), *self.iptables_rules(), *self.leases(),
-            *self.results(), *sorted(namespaces),
+            *self.results(), *sorted(namespaces), *attachments,
         ]  # fmt: skip
 
     def close(self) -> None:
@@ -201,7 +205,7 @@ class Machine:
                 os.rmdir(directory)  # its files are the kernel's
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Wait for a condition, or fail naming what it is."""
     give_up = time.monotonic() + timeout_s
     while not condition():

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(180)]
 # What a container on `edge` should see: its addresses, its gateway, and what is beyond.
 LOOK = (
     "ip addr show eth0; cat /proc/sys/net/core/somaxconn;"
-    "for there in 10.2.0.1 fd00:10:2::1 192.0.2.2 2001:db8::2; do ping -c1 -W2 $there; done"
+    "for there in 10.2.0.1 fd00:10:2::1 192.0.2.2 2001:db8::2; do ping -c1 -W5 $there; done"
 )
 
 

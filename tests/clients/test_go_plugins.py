@@ -161,7 +161,7 @@ def test_podmans_containers_are_switched_over(
             page = machine.fetch(f"http://{address}:{port}/index.html", outside=True)
             assert PAGE == page, (address, port)
     for here, there in (("old1", "10.91.0.4"), ("new", "10.91.0.2"), ("new", "fd00:91::3")):
-        podman.execute(here, "ping", "-c1", "-W2", there)
+        podman.execute(here, "ping", "-c1", "-W5", there)
     podman("network", "disconnect", "other", "old2")
     assert {"net"} == {lease.partition("/")[0] for lease in machine.leases()}
     podman.remove("old1", "old2")
@@ -190,7 +190,7 @@ def test_containerds_containers_are_switched_over(
     assert 1 == len(machine.veths())
     containerd.start("new")
     for here, there in (("old2", "10.2.0.4"), ("new", "10.2.0.3"), ("new", "192.0.2.2")):
-        printed = containerd.execute(here, "ping", "-c1", "-W2", there)
+        printed = containerd.execute(here, "ping", "-c1", "-W5", there)
         assert "1 packets received" in printed
     containerd.stop("old2")
     assert PAGE == machine.fetch("http://[fd00:10:2::4]/index.html")

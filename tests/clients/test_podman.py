@@ -64,7 +64,7 @@ def test_a_published_port_leads_to_the_container(podman: Podman) -> None:
     assert "10.99.0.2/24" in podman.addresses("web")
     assert "fd00:99::2/64" in podman.addresses("web")
     expect_page(machine, 8080)
-    podman.execute("web", "ping", "-c1", "-W2", "192.0.2.2")
+    podman.execute("web", "ping", "-c1", "-W5", "192.0.2.2")
     podman.remove("web")
     assert machine.refuses("http://127.0.0.1:8080/index.html")
     assert [] == machine.left()
@@ -96,8 +96,8 @@ def test_a_container_on_two_networks(podman: Podman) -> None:
     for number, interface in enumerate(("left", "right"), 1):
         assert f"10.9{number}.0.3/24" in podman.addresses("web", interface)
         assert f"fd00:9{number}::3/64" in podman.addresses("web", interface)
-        podman.execute("web", "ping", "-c1", "-W2", f"10.9{number}.0.2")
-        podman.execute("web", "ping", "-c1", "-W2", f"fd00:9{number}::2")
+        podman.execute("web", "ping", "-c1", "-W5", f"10.9{number}.0.2")
+        podman.execute("web", "ping", "-c1", "-W5", f"fd00:9{number}::2")
     expect_page(machine, 8080)
     podman.remove("web")
     assert machine.refuses("http://127.0.0.1:8080/index.html")
@@ -116,7 +116,7 @@ def test_network_connect_and_disconnect(podman: Podman) -> None:
     for _ in range(2):
         podman("network", "connect", "second", "mover")
         assert "10.94.0." in podman.addresses("mover", "eth1")
-        podman.execute("mover", "ping", "-c1", "-W2", "10.94.0.2")
+        podman.execute("mover", "ping", "-c1", "-W5", "10.94.0.2")
         expect_page(machine, 8080)
         podman("network", "disconnect", "second", "mover")
         assert "eth1" not in podman.execute("mover", "ip", "link")
