@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from pycni.cli.main import app
+from pycni.testing.conformance import isolation
 from pycni.testing.conformance.table import table
 from pycni.testing.world import snapshot
 
@@ -45,6 +47,17 @@ def run(*arguments: str, user: int | None = None) -> subprocess.CompletedProcess
     )
 
 
+def invoke(*arguments: str) -> Result:
+    """The command in this process, for what needs no namespaces."""
+    return CliRunner().invoke(app, ["conformance", *arguments], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def as_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command does not go into namespaces."""
+    monkeypatch.setattr(isolation, "enter", lambda: "not root")
+
+
 def write(directory: Path, name: str, text: str) -> Path:
     """An executable."""
     directory.mkdir(exist_ok=True, parents=True)
@@ -66,12 +79,11 @@ def test_a_plugin_that_passes_exits_0() -> None:
         assert case in done.stdout
 
 
-@pytest.mark.root
-def test_failures_say_what_was_sent_and_what_came(tmp_path: Path) -> None:
+def test_failures_say_what_was_sent_and_what_came(as_user: None, tmp_path: Path) -> None:
     """In words and as a line for a shell; the exit status is 1."""
     write(tmp_path, "shelly", SHELL)
-    done = run("--bin-dir", str(tmp_path), "-k", "R8-add", "-k", "P10")
-    assert 1 == done.returncode
+    done = invoke("--bin-dir", str(tmp_path), "-k", "R8-add", "-k", "P10")
+    assert 1 == done.exit_code
     assert "FAIL  shelly  R8-add-container-id: ADD refuses a bad CNI_CONTAINERID" in done.stdout
     assert "expected  a non-zero exit status and error code 4 as JSON on stdout" in done.stdout
     assert 'came      exit status 0, stdout {"cniVersion": "1.0.0"}, stderr empty' in done.stdout
@@ -80,12 +92,11 @@ def test_failures_say_what_was_sent_and_what_came(tmp_path: Path) -> None:
     assert "1 case failed" in done.stdout
 
 
-@pytest.mark.root
-def test_json_has_every_finding(tmp_path: Path) -> None:
+def test_json_has_every_finding(as_user: None, tmp_path: Path) -> None:
     """For programs: nothing else is on stdout."""
     write(tmp_path, "shelly", SHELL)
-    done = run("--bin-dir", str(tmp_path), "--json", "-k", "P10", "-k", "L3-add", "-k", "P6-del")
-    assert 1 == done.returncode
+    done = invoke("--bin-dir", str(tmp_path), "--json", "-k", "P10", "-k", "L3-add", "-k", "P6-del")
+    assert 1 == done.exit_code
     document = json.loads(done.stdout)
     [plugin] = document["plugins"]
     assert ("shelly", ["1.0.0"]) == (plugin["plugin"], plugin["versions"])
@@ -127,15 +138,26 @@ def test_nothing_happens_to_the_machine(tmp_path: Path) -> None:
     assert b"" == running.stdout
 
 
-@pytest.mark.root
-def test_what_does_not_answer_as_a_plugin_is_left_alone(tmp_path: Path) -> None:
+def test_what_does_not_answer_as_a_plugin_is_left_alone(as_user: None, tmp_path: Path) -> None:
     """One call told; named by --plugin it gets all of them."""
     write(tmp_path, "other", "#!/bin/sh\necho called >&2\n")
-    done = run("--bin-dir", str(tmp_path), "--json")
+    done = invoke("--bin-dir", str(tmp_path), "--json")
     counts = json.loads(done.stdout)["summary"]
-    assert (1, 1) == (done.returncode, counts["fail"])
-    named = run("--bin-dir", str(tmp_path), "--json", "--plugin", "other")
+    assert (1, 1) == (done.exit_code, counts["fail"])
+    named = invoke("--bin-dir", str(tmp_path), "--json", "--plugin", "other")
     assert json.loads(named.stdout)["summary"]["fail"] > 20
+
+
+@pytest.mark.root
+def test_plugins_below_run_are_found_there(tmp_path: Path) -> None:
+    """Although the command empties it."""
+    directory = Path("/run/conformance-bin")
+    write(directory, "shelly", SHELL)
+    try:
+        done = run("--bin-dir", str(directory), "-k", "P10", "--verbose")
+    finally:
+        shutil.rmtree(directory)
+    assert (0, True) == (done.returncode, "pass  shelly  P10-version" in done.stdout), done.stderr
 
 
 @pytest.mark.root
@@ -149,11 +171,6 @@ def test_without_root_what_needs_it_is_listed(tmp_path: Path) -> None:
     assert 0 == done.returncode, done.stderr
     assert "needs root  bridge  (not root: try sudo, or unshare --map-root-user): P6" in done.stdout
     assert "7 were not run" in done.stdout
-
-
-def invoke(*arguments: str) -> Result:
-    """The command in this process, for what executes nothing."""
-    return CliRunner().invoke(app, ["conformance", *arguments], env={"COLUMNS": "200"})
 
 
 def test_the_cases_are_listed() -> None:

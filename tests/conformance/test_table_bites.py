@@ -375,3 +375,14 @@ def test_what_cannot_be_executed_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "plugin").chmod(0o755)
     done = Executables(tmp_path)("plugin", {"CNI_COMMAND": "VERSION"}, b"")
     assert "cannot be executed" in done.fault
+
+
+def test_a_plugin_that_hangs_is_given_up(tmp_path: Path) -> None:
+    """After three cases; what is left is told, and takes no time."""
+    (tmp_path / "plugin").write_text("#!/bin/sh\nsleep 60\n")
+    (tmp_path / "plugin").chmod(0o755)
+    execute: Execute = Executables(tmp_path, timeout_s=0.1)
+    suite = Suite(table(), execute, Place(tmp_path, isolated=False), directory=tmp_path)
+    findings = list(suite.run(Subject("plugin", SAMPLES["static"])))
+    assert [Verdict.FAIL] * 3 == [one.verdict for one in findings[:3]]
+    assert {"given up: 3 cases did not end in time"} == {one.reason for one in findings[3:]}

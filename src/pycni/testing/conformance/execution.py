@@ -32,6 +32,7 @@ class Outcome(NamedTuple):
     stdout: bytes
     stderr: bytes
     fault: str = ""
+    hung: bool = False
 
     def __str__(self) -> str:
         if self.fault:
@@ -147,7 +148,7 @@ def _converse(process: subprocess.Popen[bytes], stdin: bytes, give_up: float) ->
             fault = "closed its output but did not end in time"
     if fault:
         process.kill()
-    return Outcome(process.wait(), stdout, stderr, fault)
+    return Outcome(process.wait(), stdout, stderr, fault, hung="end in time" in fault)
 
 
 def _feed(process: subprocess.Popen[bytes], unsent: memoryview) -> memoryview:

@@ -54,6 +54,7 @@ class Subject:
         self.name = name
         self.sample = sample
         self.is_plugin = is_plugin
+        self.hangs = 0
         # Of those we know; what VERSION said is a case of its own.
         self.versions = tuple(v for v in SUPPORTED if v in versions) or SUPPORTED[:1]
 

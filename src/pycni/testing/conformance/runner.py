@@ -25,6 +25,7 @@ from pycni.testing.conformance.samples import NONE, SAMPLES, Role, Sample
 from pycni.testing.conformance.table import Case
 
 VERSION_CASE = "P10-version"
+PATIENCE = 3  # cases that ended in a time-out, until a plugin is given up
 NO_PLUGIN = "it does not answer VERSION, so it may be no plugin; --plugin tries all the same"
 
 
@@ -114,6 +115,7 @@ class Suite:
             return Finding(**about, verdict=Verdict.NOT_APPLICABLE, reason=str(exc))
         except Failure as exc:
             sent = exc.exchange or probe.last
+            subject.hangs += sent is not None and sent.outcome.hung
             told: dict[str, Any] = {"expected": exc.expected, "got": exc.got, **self._sent(sent)}
             seconds = round(time.monotonic() - started, 3)
             return Finding(**about, verdict=Verdict.FAIL, **told, seconds=seconds)
@@ -127,6 +129,8 @@ class Suite:
         """What keeps the case from being run, if anything."""
         if not subject.is_plugin and case.id != VERSION_CASE:
             return Verdict.NOT_APPLICABLE, NO_PLUGIN
+        if subject.hangs >= PATIENCE:
+            return Verdict.NOT_APPLICABLE, f"given up: {PATIENCE} cases did not end in time"
         if not case.acts:
             return None
         sample = subject.sample
