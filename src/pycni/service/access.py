@@ -25,6 +25,10 @@ class NotPermitted(CniError):
     """The caller may not make this call."""
 
 
+class NoSuchMethod(CniError):
+    """The service has no such method, or does not serve it."""
+
+
 class TooManyCalls(TryAgain):
     """The caller makes more calls than it may."""
 

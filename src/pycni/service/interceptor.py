@@ -18,7 +18,15 @@ from google.rpc import code_pb2
 from pycni.errors import CniError, DecodeFailure, TryAgain
 from pycni.runtime import trace
 from pycni.service import wire
-from pycni.service.access import PUBLIC, READ_ONLY, Identity, Policy, TooManyCalls, caller
+from pycni.service.access import (
+    PUBLIC,
+    READ_ONLY,
+    Identity,
+    NoSuchMethod,
+    Policy,
+    TooManyCalls,
+    caller,
+)
 
 log = logging.getLogger(__name__)
 
@@ -218,7 +226,7 @@ def _missing(method: str) -> Handler:
     """What answers a method that there is not: as gRPC does, and with a CniError."""
 
     def answer(_request: Any, _context: grpc.ServicerContext) -> NoReturn:
-        raise NotImplementedError(method)
+        raise NoSuchMethod(f"{method} is not implemented by this service")
 
     return answer
 
@@ -252,12 +260,8 @@ def _fail(exc: Exception, method: str, context: grpc.ServicerContext) -> None:
         wire.abort(context, exc, code_pb2.RESOURCE_EXHAUSTED)
     if isinstance(exc, CniError):
         wire.abort(context, exc)
-    if isinstance(exc, NotImplementedError):
-        wire.abort(
-            context,
-            CniError(f"{method} is not implemented by this service"),
-            code_pb2.UNIMPLEMENTED,
-        )
+    if isinstance(exc, NotImplementedError):  # of a method that only the generated code has
+        wire.abort(context, NoSuchMethod(f"{method} is not implemented by this service"))
     log_id = secrets.token_hex(4)
     log.error("internal error in %s, log id %s", method, log_id, exc_info=exc)
     error = CniError(

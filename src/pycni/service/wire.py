@@ -42,6 +42,7 @@ STATUS_OF_CLASS: dict[type[CniError], int] = {
     runtime_errors.AttachmentConflict: code_pb2.ALREADY_EXISTS,
     runtime_errors.Overloaded: code_pb2.RESOURCE_EXHAUSTED,
     access.NotPermitted: code_pb2.PERMISSION_DENIED,
+    access.NoSuchMethod: code_pb2.UNIMPLEMENTED,
     access.TooManyCalls: code_pb2.RESOURCE_EXHAUSTED,
     access.AlreadyRegistered: code_pb2.ALREADY_EXISTS,
     types.TypeConflict: code_pb2.FAILED_PRECONDITION,
