@@ -28,6 +28,10 @@ DEFAULT_SOCKET = "/run/pycni/cni.sock"
 MAX_SOCKET_PATH = 107  # sun_path less the terminating NUL (unix(7))
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 
+START_IT = "start it with `pycni serve`, or name its socket"
+CHECK_TLS = "is it there, and do it and the client know each other's authority?"
+LOOK_AGAIN = "the service undoes an Add and ends a Del by itself; List shows what there is"
+
 
 class ServiceUnavailable(TryAgain):
     """No service answers on the socket, or the connection broke."""
@@ -36,8 +40,8 @@ class ServiceUnavailable(TryAgain):
 class CallFailed(CniError):
     """The call failed in gRPC itself: its status carries no CNI error."""
 
-    def __init__(self, status: grpc.StatusCode, msg: str) -> None:
-        super().__init__(f"{status.name}: {msg}")
+    def __init__(self, status: grpc.StatusCode, msg: str, *, hint: str = "") -> None:
+        super().__init__(f"{status.name}: {msg}", hint=hint)
         self.status = status
 
 
@@ -67,7 +71,8 @@ class Client:
         else:
             channel = grpc.secure_channel(target, credentials, options)
         self._channel = channel
-        self.channel = grpc.intercept_channel(channel, _Errors(target))
+        self._hint = START_IT if credentials is None else CHECK_TLS
+        self.channel = grpc.intercept_channel(channel, _Errors(target, self._hint))
         self.networks = networks_pb2_grpc.NetworksStub(self.channel)
         self.attachments = attachments_pb2_grpc.AttachmentsStub(self.channel)
         self.node = node_pb2_grpc.NodeStub(self.channel)
@@ -87,7 +92,7 @@ class Client:
         except grpc.FutureTimeoutError:
             raise ServiceUnavailable(
                 f"no pycni service answers on {self.target} within {timeout_s:g} s",
-                hint="start it with `pycni serve`, or name its socket",
+                hint=self._hint,
             ) from None
 
     def close(self) -> None:
@@ -104,8 +109,9 @@ class Client:
 class _Errors(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
     """Turns the RpcError of a call into the CniError it carries."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, hint: str) -> None:
         self._target = target
+        self._hint = hint
 
     def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
@@ -139,9 +145,17 @@ class _Errors(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
             return ServiceUnavailable(
                 f"no pycni service answers on {self._target}",
                 message,
-                hint="start it with `pycni serve`, or name its socket",
+                hint=self._hint,
             )
+        if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return CallFailed(status, "the call did not end within its timeout", hint=LOOK_AGAIN)
         return CallFailed(status, message)
+
+
+def status_of(error: CniError) -> grpc.StatusCode | None:
+    """The gRPC status a call failed with, such as ALREADY_EXISTS; None if it was no call."""
+    cause = cast(object, error.__cause__)  # the stubs do not know that it can be both
+    return cause.code() if isinstance(cause, grpc.Call) else None
 
 
 def _expect_short(path: str) -> None:

@@ -33,6 +33,7 @@ from pycni.service.pb.cni.v2alpha1 import (
     registry_pb2,
     registry_pb2_grpc,
 )
+from pycni.service.tls import TlsFiles
 from tests.service import daemon_helpers as helpers
 from tests.service.certificates import Authority
 from tests.service.daemon_helpers import SCRIPTED, World, add, await_plugin, eventually, network
@@ -333,6 +334,31 @@ def test_certificates_have_roles(world: World, make_netns: Callable[..., Netns])
     watching = health_pb2_grpc.HealthStub(reader.channel).Watch(anything, timeout=10)
     assert health_pb2.HealthCheckResponse.SERVING == next(iter(watching)).status
     watching.cancel()
+
+
+def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    """By the service and by the client, before anybody connects."""
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("one")
+    other = authority.sign("two")[1]
+    empty = tmp_path / "empty.pem"
+    empty.write_text("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n")
+    missing = tmp_path / "missing.pem"
+    for files, reason in (
+        ((certificate, other, authority.certificate), f"{certificate} and {other} are no"),
+        ((certificate, key, empty), f"{empty} has no certificate"),
+        ((certificate, key, missing), f"cannot read {missing}"),
+    ):
+        one, two, three = files
+        with pytest.raises(CniError, match=reason):
+            TlsFiles(certificate=one, key=two, client_ca=three).server_credentials()
+        with pytest.raises(CniError, match=reason):
+            Client.with_tls("127.0.0.1:1", certificate=one, key=two, server_ca=three)
+    with Client.with_tls(
+        "127.0.0.1:1", certificate=certificate, key=key, server_ca=authority.certificate
+    ) as client:
+        with pytest.raises(ServiceUnavailable, match="know each other's authority"):
+            client.networks.List(LIST, timeout=5)
 
 
 @pytest.mark.usefixtures("loopback_up")

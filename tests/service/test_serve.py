@@ -124,3 +124,22 @@ def test_a_path_too_long_for_a_socket_is_refused_by_the_client(tmp_path: Path) -
     with pytest.raises(InvalidEnvironment, match="too long") as caught:
         Client(str(tmp_path / ("x" * 120)))
     assert caught.value.details.endswith("of 107")
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        (["--tls-listen", "127.0.0.1:0"], "--tls-listen needs --tls-cert"),
+        (["--tls-admin", "ops"], "--tls-admin needs --tls-cert"),
+        (["--tls-read-only", "*"], "--tls-read-only needs --tls-cert"),
+        (["--read-only-group", "root"], "--read-only-group needs --read-only-socket"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    tmp_path: Path, options: list[str], needed: str
+) -> None:
+    """Nobody may believe in a listener that is not there."""
+    place = ["--socket", str(tmp_path / "cni.sock"), "serve", "--state-dir", str(tmp_path)]
+    result = CliRunner().invoke(app, [*place, *options])
+    assert 2 == result.exit_code
+    assert needed in " ".join(result.output.replace("│", " ").split())

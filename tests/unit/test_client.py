@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
+import grpc
 import pytest
 
-from pycni.client import Client, ServiceUnavailable
+from pycni.client import CallFailed, Client, ServiceUnavailable, status_of
+from pycni.errors import CniError
 from pycni.service.pb.cni.v2alpha1 import networks_pb2
 
 
@@ -27,3 +30,24 @@ def test_a_call_without_a_service_says_so(tmp_path: Path) -> None:
     with Client(str(tmp_path / "cni.sock")) as client, pytest.raises(ServiceUnavailable) as caught:
         client.networks.List(networks_pb2.ListNetworksRequest())
     assert 11 == caught.value.wire_code
+
+
+def test_the_status_of_a_failed_call_can_be_asked_for(tmp_path: Path) -> None:
+    """It tells apart what has one CNI code."""
+    with Client(str(tmp_path / "cni.sock")) as client, pytest.raises(ServiceUnavailable) as caught:
+        client.networks.List(networks_pb2.ListNetworksRequest())
+    assert grpc.StatusCode.UNAVAILABLE is status_of(caught.value)
+    assert status_of(CniError("born here")) is None
+
+
+def test_a_call_that_ran_out_of_time_says_what_becomes_of_it(tmp_path: Path) -> None:
+    """gRPC says no more than that the deadline was exceeded."""
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "cni.sock"))
+        silent.listen()
+        with Client(str(tmp_path / "cni.sock")) as client, pytest.raises(CallFailed) as caught:
+            client.networks.List(
+                networks_pb2.ListNetworksRequest(), timeout=0.2, wait_for_ready=True
+            )
+    assert "DEADLINE_EXCEEDED: the call did not end within its timeout" == caught.value.msg
+    assert "List shows" in caught.value.details

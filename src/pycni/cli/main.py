@@ -71,6 +71,9 @@ def options(
             envvar="PYCNI_SOCKET", help="The service's socket.", show_default=True, readable=False
         ),
     ] = output.DEFAULT_SOCKET,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Wait so many seconds for a service that is starting.")
+    ] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
     version: Annotated[
         bool,
@@ -78,7 +81,7 @@ def options(
     ] = False,
 ) -> None:
     """Options of every subcommand."""
-    context.obj = output.Options(socket=socket, json=json)
+    context.obj = output.Options(socket=socket, json=json, wait_s=wait)
 
 
 def main() -> None:

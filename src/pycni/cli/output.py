@@ -37,6 +37,7 @@ class Options(NamedTuple):
 
     socket: Path
     json: bool
+    wait_s: float = 0
 
 
 @contextlib.contextmanager
@@ -46,6 +47,8 @@ def connected(context: typer.Context) -> Iterator[Client]:
     from pycni.client import Client
 
     with Client(str(context.obj.socket)) as client:
+        if context.obj.wait_s:
+            client.wait_ready(context.obj.wait_s)
         yield client
 
 

@@ -22,6 +22,7 @@ CACHE_DIR, SHIM_SOCKET = "/var/lib/cni", "/run/pycni/shim.sock"
 PLUGIN_PATH = "/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni"
 LISTEN = "127.0.0.1:8472"
 RATE, READ_ONLY_RATE = 2000.0, 100.0
+TLS_FILES = "--tls-cert, --tls-key and --tls-client-ca"
 if sys.platform == "win32":
     from pycni.windows import launchers
 
@@ -118,6 +119,8 @@ def serve(
         format="%(levelname)s %(name)s %(message)s",
     )
     unix = os.name == "posix"  # elsewhere there are no unix sockets to listen on
+    tls = _tls_files(tls_cert, tls_key, tls_client_ca)
+    _expect_whole(context, tls=tls is not None, reader=read_only_socket is not None)
     settings = daemon.Settings(
         socket=(socket or context.obj.socket) if unix else None,
         shim_socket=Path(shim_socket) if shim_socket and unix else None,
@@ -130,7 +133,7 @@ def serve(
         listen=listen,
         read_only_socket=read_only_socket if unix else None,
         read_only_group=read_only_group,
-        tls=_tls_files(tls_cert, tls_key, tls_client_ca),
+        tls=tls,
         roles=access.Roles(admin=tuple(tls_admin or ()), read_only=tuple(tls_read_only or ())),
         rates=access.Rates(admin=access.rate_of(rate), read_only=access.rate_of(read_only_rate)),
     )
@@ -140,12 +143,26 @@ def serve(
     daemon.serve(settings)
 
 
+def _expect_whole(context: typer.Context, *, tls: bool, reader: bool) -> None:
+    """Raise BadParameter for an option that would do nothing: its listener is not there."""
+    needed = {
+        "listen": ("--tls-listen", tls, TLS_FILES),
+        "tls_admin": ("--tls-admin", tls, TLS_FILES),
+        "tls_read_only": ("--tls-read-only", tls, TLS_FILES),
+        "read_only_group": ("--read-only-group", reader, "--read-only-socket"),
+    }
+    for name, (option, there, needs) in needed.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and not there:
+            raise typer.BadParameter(f"{option} needs {needs}")
+
+
 def _tls_files(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
     """All three or none."""
     if cert is None and key is None and client_ca is None:
         return None
     if cert is None or key is None or client_ca is None:
-        raise typer.BadParameter("--tls-cert, --tls-key and --tls-client-ca go together")
+        raise typer.BadParameter(f"{TLS_FILES} go together")
     from pycni.service.tls import TlsFiles
 
     return TlsFiles(certificate=cert, key=key, client_ca=client_ca)

@@ -106,10 +106,13 @@ class Server:
         server = self._add_server(policy, self._workers, OPTIONS)
         try:
             port = server.add_secure_port(address, credentials)
-        except RuntimeError as exc:
-            raise IOFailure(f"cannot listen on {address}: {exc}") from exc
-        if not port:
-            raise IOFailure(f"cannot listen on {address}")
+        except RuntimeError:
+            port = 0
+        if not port:  # gRPC has written the reason to stderr and does not tell us
+            raise IOFailure(
+                f"cannot listen on {address}",
+                hint="give HOST:PORT, an address of this machine and a port nobody listens on",
+            )
         return port
 
     def start(self, *, ready: bool = True) -> None:
