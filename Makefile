@@ -21,8 +21,7 @@ demo: ## Show the service at work, in namespaces of its own (root)
 
 test: ## Run every test; ARGS="..." goes to pytest (root)
 	@tools/bootstrap.sh test
-	@$(ISOLATED) $(PYTHON_BIN)/python -m pytest -m "" --fail-on-skip --ignore=tests/clients $(or $(ARGS),--cov --cov-report=)
-	@$(if $(ARGS),,tools/coverage_gate.sh)
+	@$(if $(ARGS),$(ISOLATED) $(PYTHON_BIN)/python -m pytest -m "" --fail-on-skip --ignore=tests/clients $(ARGS),tools/test.sh)
 
 test-clients: ## Let containerd and podman run the plugins; ARGS="..." goes to pytest (root)
 	@tools/bootstrap.sh test-clients
