@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 BUSYBOX = Path("/bin/busybox")
-APPLETS = ("sh", "ip", "ping", "ping6", "wget", "httpd", "sleep", "cat", "echo", "nc", "true")
+APPLETS = ("sh", "ip", "ping", "ping6", "wget", "httpd", "sleep", "cat", "echo", "grep")
 IMAGE = "docker.io/library/bb:1"
 PAGE = "hello from inside\n"
 

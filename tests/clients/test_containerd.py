@@ -13,11 +13,13 @@ from tests.clients.runtimes import EDGE, Containerd, add_network
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(180)]
 
-# What a container on `edge` should see: its addresses, its gateway, and what is beyond.
-LOOK = (
-    "ip addr show eth0; cat /proc/sys/net/core/somaxconn;"
-    "for there in 10.2.0.1 fd00:10:2::1 192.0.2.2 2001:db8::2; do ping -c1 -W5 $there; done"
-)
+# What every plugin of `edge` did for a container, and whom it reaches; `-x` tells what it was not.
+LOOK = """set -ex
+ip addr show eth0 | grep 10.2.0.2/16
+ip addr show eth0 | grep fd00:10:2::2/64
+grep '^500$' /proc/sys/net/core/somaxconn
+for there in 10.2.0.1 fd00:10:2::1 192.0.2.2 2001:db8::2; do ping -c1 -W5 $there; done
+"""
 
 
 def add_edge(machine: Machine, name: str = "10-edge.conflist") -> None:
@@ -25,18 +27,10 @@ def add_edge(machine: Machine, name: str = "10-edge.conflist") -> None:
     add_network(machine, name, json.loads(EDGE.read_text()))
 
 
-def expect_edge(printed: str) -> None:
-    """Every plugin of `edge` did its part."""
-    assert "10.2.0.2/16" in printed
-    assert "fd00:10:2::2/64" in printed
-    assert "\n500\n" in printed
-    assert 4 == printed.count("1 packets received"), printed
-
-
 def test_a_container_on_edge(containerd: Containerd) -> None:
     """It has both addresses and gets out, masqueraded; after it nothing is left."""
     add_edge(containerd.machine)
-    expect_edge(containerd.run("c1", "sh", "-c", LOOK))
+    containerd.run("c1", "sh", "-c", LOOK)
     assert [] == containerd.machine.left()
 
 
@@ -48,7 +42,7 @@ def test_containers_beside_each_other(containerd: Containerd) -> None:
     containerd.start("c2")
     assert PAGE == machine.fetch("http://10.2.0.2/index.html")
     address = "http://[fd00:10:2::3]/index.html"
-    assert PAGE == containerd.execute("c1", "wget", "-q", "-O", "-", address)
+    containerd.execute("c1", "wget", "-q", "-O", "/page", address)
     containerd.stop("c1")
     assert PAGE == machine.fetch(address)
     assert 1 == len(machine.veths())
@@ -62,7 +56,7 @@ def test_a_whole_network_in_one_exec(containerd: Containerd) -> None:
     machine = containerd.machine
     add_edge(machine, "50-edge.conflist")
     machine.run(PYCNI, "install", "--conf-dir", "/etc/cni/net.d", "--network", "edge")
-    expect_edge(containerd.run("c1", "sh", "-c", LOOK))
+    containerd.run("c1", "sh", "-c", LOOK)
     assert [] == machine.left()
     assert ["pycni"] == [
         plugin["type"]

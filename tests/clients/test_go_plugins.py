@@ -190,8 +190,7 @@ def test_containerds_containers_are_switched_over(
     assert 1 == len(machine.veths())
     containerd.start("new")
     for here, there in (("old2", "10.2.0.4"), ("new", "10.2.0.3"), ("new", "192.0.2.2")):
-        printed = containerd.execute(here, "ping", "-c1", "-W5", there)
-        assert "1 packets received" in printed
+        containerd.execute(here, "ping", "-c1", "-W5", there)
     containerd.stop("old2")
     assert PAGE == machine.fetch("http://[fd00:10:2::4]/index.html")
     containerd.stop("new")
