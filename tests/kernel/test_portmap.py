@@ -327,6 +327,11 @@ def test_del_is_served_whatever_the_options_are_now(town: Town) -> None:
 
     assert "8080" not in ruleset(town)
 
+    town.node.add(town.config(WEB))
+    town.node.delete(town.config(WEB, conditionsV4=["ip saddr ::;", "drop"]))
+
+    assert "8080" not in ruleset(town)
+
 
 @pytest.mark.parametrize("known", [True, False], ids=["with result", "without result"])
 def test_del_removes_what_gos_nftables_backend_left(town: Town, known: bool) -> None:
@@ -535,6 +540,29 @@ def test_by_iptables_masq_all_hides_every_caller(town: Town) -> None:
     assert "10.1.2.1" == town.calls(town.client, HOST, 8080, web)
     town.node.gc(config, [])
     assert town.calls(town.client, HOST, 8080, web) is None
+    forget_iptables(town)
+
+
+@pytest.mark.iptables
+def test_by_iptables_a_port_has_one_holder(town: Town) -> None:
+    """Two rules for one port would be no error to iptables, and the second be for nothing."""
+    udp, elsewhere = WEB | {"protocol": "udp"}, WEB | {"hostIP": OTHER_HOST}
+    town.node.add(town.config(WEB, backend="iptables"))
+    saved = town.node.host("iptables-save", "-t", "nat")
+    with pytest.raises(hostports.PortInUse) as caught:
+        town.node.add(town.config(udp, WEB, backend="iptables"), container_id="c2")
+    assert "host port 8080/tcp is in use" == caught.value.msg
+    assert caught.value.details.startswith("held by container c1 on network testnet")
+    assert saved == town.node.host("iptables-save", "-t", "nat")
+    # Another protocol or address is another port; and the same again is the same.
+    town.node.add(town.config(udp, elsewhere, backend="iptables"), container_id="c2")
+    town.node.add(town.config(WEB, backend="iptables"))
+    town.node.add(town.config(WEB, backend="iptables", name="othernet"))
+    for config in ({"name": "othernet"}, {}):
+        town.node.delete(town.config(WEB, backend="iptables", **config))
+    town.node.add(town.config(WEB, backend="iptables"), container_id="c3")
+    for container_id in ("c2", "c3"):
+        town.node.delete(town.config(backend="iptables"), container_id=container_id)
     forget_iptables(town)
 
 

@@ -129,9 +129,10 @@ def remove(
 
     Returns the ports it had.
     """
-    plan = _Plan(owner, options)
+    plan = _Plan(owner, {})
     # What ensure refused cannot be there, and must not stand in the way of removing the rest.
     with contextlib.suppress(InvalidConfig):
+        plan = _Plan(owner, options)
         plan.map_ports(mappings, addresses)
     removed = ruleset.remove(
         nft,
@@ -224,8 +225,8 @@ class _Plan:
         self.snat = options.get("snat", True)
         self.masq_all = options.get("masq_all", False)
         self.conditions = {
-            4: _expression("conditionsV4", options.get("conditions_v4", ())),
-            6: _expression("conditionsV6", options.get("conditions_v6", ())),
+            4: expression("conditionsV4", options.get("conditions_v4", ())),
+            6: expression("conditionsV6", options.get("conditions_v6", ())),
         }
         self.elements: dict[Slot, Element] = {}
         self.labels: dict[Slot, str] = {}
@@ -395,11 +396,12 @@ def _read_port(slot: Slot) -> HostPort:
     return HostPort(protocol, port, address)
 
 
-def _expression(key: str, conditions: Sequence[str]) -> str:
-    expression = " ".join(conditions)
-    if any(end in expression for end in _RULE_ENDS):
+def expression(key: str, conditions: Sequence[str]) -> str:
+    """The conditions as one nft expression; InvalidConfig if they would end the rule."""
+    joined = " ".join(conditions)
+    if any(end in joined for end in _RULE_ENDS):
         raise InvalidConfig(f"{key}: one nft expression, without ; or # or line breaks")
-    return expression
+    return joined
 
 
 def _chain_name(owner: Owner, version: int) -> str:

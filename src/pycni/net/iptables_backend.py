@@ -9,7 +9,9 @@ is ever emptied: a new one is made by `-N`, which empties none that a Go plugin 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from ipaddress import ip_network
 from typing import NamedTuple
 
 from pycni.errors import KernelError
@@ -20,6 +22,7 @@ from pycni.model.addresses import IPInterface
 from pycni.model.request import PortMapping
 from pycni.net import golang_iptables
 from pycni.net.golang_iptables import MASQUERADE, MULTICAST, PORTS, Forward, Rule
+from pycni.net.hostports import PortInUse
 from pycni.net.owner import Owner
 
 SETMARK, MASQ, DNAT = "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ", "CNI-HOSTPORT-DNAT"
@@ -78,6 +81,7 @@ def ensure_ports(
             version,
             [*chains, chain],
             [*rules, *_entries(owner, chain, own, options), *_forwards(chain, first, own, options)],
+            refuse=partial(_refuse_taken, owner, own),
         )
 
 
@@ -133,11 +137,44 @@ def _forwards(
         yield f"{chain}{port} -j DNAT --to-destination {target}:{each.target_port}"
 
 
-def _ensure(host: Side, version: int, chains: Sequence[str], rules: Sequence[str]) -> None:
+def _refuse_taken(owner: Owner, wanted: Sequence[Forward], lines: Sequence[str]) -> None:
+    """Raise PortInUse if a port is another container's: whose rule is first would get it all."""
+    ports = [f" --dport {each.port} " for each in wanted]
+    rules = [Rule.parse(line.removeprefix("-A ")) for line in lines if f"{DNAT} " in line]
+    entries = {rule.target: rule for rule in rules if rule.chain == DNAT}
+    for line in lines:
+        if not any(port in line for port in ports):
+            continue
+        rule = Rule.parse(line.removeprefix("-A "))
+        entry = entries.get(rule.chain)
+        if entry is None or rule.leads_to() is None or entry.label[1] == owner.container_id:
+            continue  # led to by nothing, or by its own other networks
+        for each in wanted:
+            address = each.host_address and ip_network(each.host_address)
+            held = rule.options.get("-p"), rule.options.get("--dport"), rule.network("-d")
+            if held == (each.protocol, str(each.port), address):
+                at = f" of {each.host_address}" if each.host_address else ""
+                raise PortInUse(
+                    f"host port {each.port}/{each.protocol}{at} is in use",
+                    f"held by container {entry.label[1]} on network {entry.label[0]}",
+                    hint=f"`iptables-save -t nat` shows who holds what in {DNAT}",
+                )
+
+
+def _ensure(
+    host: Side,
+    version: int,
+    chains: Sequence[str],
+    rules: Sequence[str],
+    *,
+    refuse: Callable[[Sequence[str]], None] = lambda lines: None,
+) -> None:
     nat = Nat(version, legacy=None)
     for tries_left in reversed(range(_TRIES)):
         with iptables.exclusive(host.netns):
-            commands = _missing(iptables.read(host.netns, nat), chains, rules)
+            lines = iptables.read(host.netns, nat)
+            refuse(lines)
+            commands = _missing(lines, chains, rules)
             if not commands:
                 return
             try:

@@ -8,6 +8,7 @@ whatever the configuration says by then, and without a prevResult.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
@@ -31,6 +32,8 @@ log = Log(__name__)
 PROTOCOLS = ("tcp", "udp", "sctp")
 MAX_PORT = 65535
 MAX_MARK_BIT = 31
+# What iptables takes for one (XT_EXTENSION_MAXNAMELEN), less what would need quotes; "" is none.
+CHAIN_NAME = re.compile(r"(?:[a-zA-Z0-9_.:][a-zA-Z0-9_.:\-]{0,27})?")
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
@@ -161,7 +164,18 @@ def parse_options(config: PortmapConfig) -> Options:
         raise InvalidConfig("markMasqBit: MasqMarkBit must be between 0 and 31")
     if config.backend not in ("", "nftables", "iptables"):
         raise InvalidConfig(f'backend: unrecognized backend "{config.backend}"')
-    if choose_backend(config) == "iptables":
+    if not CHAIN_NAME.fullmatch(config.externalSetMarkChain or ""):
+        raise InvalidConfig(
+            f'externalSetMarkChain: not the name of a chain: "{config.externalSetMarkChain}"'
+        )
+    backend = choose_backend(config)
+    for key in ("conditionsV4", "conditionsV6"):
+        conditions = getattr(config, key)
+        if backend == "nftables":
+            hostports.expression(key, conditions)
+        elif not all(map(str.isprintable, conditions)):
+            raise InvalidConfig(f"{key}: a line break or another control character")
+    if backend == "iptables":
         return Options()
     return Options(
         snat=config.snat,

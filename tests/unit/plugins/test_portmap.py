@@ -64,6 +64,21 @@ FAULTS: list[tuple[Json, int, str]] = [
         "iptables-specific options [externalSetMarkChain conditionsV4]",
     ),
     (
+        {"conditionsV4": ["ip saddr 192.0.2.7;", "drop"]},
+        7,
+        "conditionsV4: one nft expression, without ; or # or line breaks",
+    ),
+    (
+        {"conditionsV6": ["-s", "::1\n-A FORWARD -j ACCEPT"]},
+        7,
+        "conditionsV6: a line break or another control character",
+    ),
+    (
+        {"externalSetMarkChain": "X -j ACCEPT"},
+        7,
+        'externalSetMarkChain: not the name of a chain: "X -j ACCEPT"',
+    ),
+    (
         {"backend": "iptables", "conditionsV6": ["ip6 saddr ::1"]},
         7,
         "conditionsV6: iptables backend was requested but configuration contains "
