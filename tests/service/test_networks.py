@@ -30,6 +30,14 @@ STATUS) echo asked >>"$0.log"; [ -e "$0.well" ] || {
 esac
 """
 
+OLD = """#!/bin/sh
+read -r _ || true
+case $CNI_COMMAND in
+VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0"]}' ;;
+*) echo '{"code":3,"msg":"missing containerID"}'; exit 1 ;;
+esac
+"""
+
 
 def events(client: Client, **request: Any) -> Iterator[networks_pb2.NetworkEvent]:
     """A watch that ends with the test."""
@@ -80,6 +88,16 @@ def test_what_is_probably_not_meant_is_a_warning(service: Service) -> None:
     answer = service.client.networks.Validate(networks_pb2.ValidateNetworkRequest(network=ref))
     assert answer.valid
     assert expected == {finding.path for finding in answer.findings}
+
+
+def test_a_fault_has_the_path_of_its_plugin(service: Service) -> None:
+    """Also where the text is libcni's and begins with no path."""
+    missing = network({"type": "loopback"}, {"type": "nowhere"})
+    request = networks_pb2.ValidateNetworkRequest()
+    request.network.inline.json = json.dumps(missing).encode()
+    [fault] = service.client.networks.Validate(request).findings
+    assert 'failed to find plugin "nowhere"' in fault.error.msg
+    assert "plugins[1]" == fault.path
 
 
 def test_a_network_in_use_goes_only_by_force(
@@ -209,6 +227,18 @@ def test_status_is_data_and_remembered(service: Service) -> None:
         ask(networks=[config_pb2.NetworkRef(name="nowhere")])
     assert grpc.StatusCode.NOT_FOUND is status_of(caught)
     assert ("nowhere", "networks[0]") == (caught.value.network, caught.value.field)
+
+
+def test_a_plugin_older_than_status_is_not_asked(service: Service) -> None:
+    """It would take STATUS for something else; Status says what Add would say."""
+    service.install("old", OLD)
+    service.conf_dir.mkdir()
+    (service.conf_dir / "10-net.conflist").write_text(json.dumps(network({"type": "old"})))
+    [answer] = service.client.networks.Status(networks_pb2.NetworkStatusRequest()).networks
+    assert not answer.ready
+    [condition] = answer.conditions
+    assert 'plugin old does not support config version "1.1.0"' == condition.error.msg
+    assert 1 == condition.error.code
 
 
 def test_a_file_is_used_as_soon_as_it_is_there(

@@ -184,9 +184,9 @@ def test_a_method_there_is_not_is_denied_or_unimplemented(world: World) -> None:
     ):
         for method in ("/cni.v2alpha1.Networks/Polish", "/no.Such/Service"):
             with status(expected):
-                client.channel.unary_unary(method)(b"", timeout=10)
+                client.channel.unary_unary(method, bytes, bytes)(b"", timeout=10)
             with status(expected):
-                list(client.channel.unary_stream(method)(b"", timeout=10))
+                list(client.channel.unary_stream(method, bytes, bytes)(b"", timeout=10))
         client.close()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import code_pb2
+from google.rpc import code_pb2, error_details_pb2
 
 from pycni.errors import CniError, InvalidConfig, TryAgain
 from pycni.model.wire_error import parse_error
@@ -95,7 +95,7 @@ def test_the_hint_at_the_end_survives() -> None:
     message = wire.error_message(error)
     assert status.details[0].Unpack(message)
     assert message.details.endswith("what to do")
-    assert status.details[1].Is(wire.error_details_pb2.RetryInfo.DESCRIPTOR)
+    assert status.details[1].Is(error_details_pb2.RetryInfo.DESCRIPTOR)
 
 
 def test_a_plugin_s_document_is_passed_on_as_it_came() -> None:

@@ -704,7 +704,7 @@ class GcRequest(_message.Message):
     """True: say which attachments would be deleted and change nothing."""
     @_builtins.property
     def networks(self) -> _containers.RepeatedCompositeFieldContainer[Global___GcNetwork]:
-        """The networks to collect; empty means every network the node knows."""
+        """The networks to collect, each once; empty means every network the node knows."""
 
     def __init__(
         self,

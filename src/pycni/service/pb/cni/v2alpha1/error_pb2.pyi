@@ -10,7 +10,7 @@ a CniError. The status code follows from the CNI code:
   CNI code   meaning                                            gRPC status
   1          the config's cniVersion is not supported           FAILED_PRECONDITION
   2          a field or value cannot be honoured                INVALID_ARGUMENT
-  3          the container, attachment or network is unknown    NOT_FOUND
+  3          the container or attachment is unknown             NOT_FOUND
   4          a parameter is missing or malformed                INVALID_ARGUMENT
   5          reading or writing failed                          INTERNAL
   6          a document is not JSON, or not the JSON expected   INVALID_ARGUMENT
@@ -22,10 +22,15 @@ a CniError. The status code follows from the CNI code:
   999        an internal error                                  INTERNAL
   >= 100     the plugin's own                                   INTERNAL
 
-Statuses that do not come from a CNI code: ALREADY_EXISTS (an attachment exists with other
-parameters), ABORTED (etag mismatch), FAILED_PRECONDITION (network still in use),
-RESOURCE_EXHAUSTED (queue or message limit), DEADLINE_EXCEEDED, CANCELLED, UNIMPLEMENTED,
-PERMISSION_DENIED. They carry a CniError too whenever the service itself produced them.
+Statuses that do not come from a CNI code: NOT_FOUND (no network of that name, which has code 7),
+ALREADY_EXISTS (an attachment exists with other parameters), ABORTED (etag mismatch),
+FAILED_PRECONDITION (network still in use), RESOURCE_EXHAUSTED (queue or message limit),
+DEADLINE_EXCEEDED, CANCELLED, UNIMPLEMENTED, PERMISSION_DENIED. They carry a CniError too
+whenever the service itself produced them.
+
+gRPC clients refuse a status of more than 8 to 16 KiB. An error that would be longer is shortened:
+texts lose their middle, the last of `causes` says how many more there are. Data of a reply
+(Validate, Status, List) is never shortened.
 """
 
 from collections import abc as _abc
@@ -183,7 +188,7 @@ class CniError(_message.Message):
     """For an internal error (999): the id under which the service logged the traceback."""
     json: _builtins.bytes
     """The error document of an exec'd or delegated plugin exactly as it came, for a face that must
-    print the original; empty if the error was born inside the service.
+    print the original; empty if the error was born inside the service, or is too long.
     """
     field: _builtins.str
     """The path of the wrong field inside the request message, when the fault is in the request

@@ -505,12 +505,14 @@ class NetworkStatusRequest(_message.Message):
     MAX_AGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def networks(self) -> _containers.RepeatedCompositeFieldContainer[_config_pb2.NetworkRef]:
-        """The networks to ask about; empty means all the node knows."""
+        """The networks to ask about; empty means all the node knows. One that is given inline is for
+        administrators only, for its plugins are run with it.
+        """
 
     @_builtins.property
     def max_age(self) -> _duration_pb2.Duration:
         """A cached answer not older than this will do; absent lets the service choose, zero asks the
-        plugins now.
+        plugins now. Who may only look gets answers up to a second old.
         """
 
     def __init__(

@@ -155,8 +155,8 @@ class PluginAddResponse(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def result(self) -> _result_pb2.Result:
-        """The result, in the config's version: JSON, or typed fields to be rendered. A plugin with a
-        prevResult passes it on, modified or not.
+        """The result, in the config's version: JSON, or typed fields to be rendered, of at most 1 MiB. A
+        plugin with a prevResult passes it on, modified or not.
         """
 
     def __init__(
