@@ -47,7 +47,7 @@ def met_by_a_client(tmp_path: Path, error: CniError) -> grpc.RpcError:
     try:
         with grpc.insecure_channel(f"unix:{tmp_path}/s") as channel:
             with pytest.raises(grpc.RpcError) as failed:
-                channel.unary_unary("/s/m")(b"", timeout=10)
+                channel.unary_unary("/s/m", bytes, bytes)(b"", timeout=10)
             return failed.value
     finally:
         server.stop(0).wait()
