@@ -22,11 +22,12 @@ CniError (999)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pycni.errors import CniError, InvalidConfig, TryAgain, UnknownContainer
 from pycni.model.request import Verb
+from pycni.net.owner import Owner
 
 if TYPE_CHECKING:
     from pycni.runtime.attachments import AttachmentKey
@@ -174,6 +175,14 @@ def raise_all(verb: str, errors: Sequence[CniError]) -> None:
             raise only
         case _:
             raise ChainFailed(verb, errors) from ExceptionGroup(f"failures of {verb}", errors)
+
+
+def name_holders(error: CniError, known: Callable[[], Iterable[AttachmentKey]]) -> None:
+    """Note on `error` which of the known attachments the tags in its details stand for."""
+    details = error.details
+    for key in known() if "cni:" in details else ():
+        if (tag := Owner(key.network, key.container_id, key.ifname).tag) in details:
+            error.add_note(f"{tag} is attachment {key}")
 
 
 class StoreUnusable(CniError):

@@ -31,7 +31,7 @@ from pycni.runtime.attachments import (
     parse_page_token,
 )
 from pycni.runtime.dispatch import fold, text_field
-from pycni.runtime.errors import AttachmentConflict, AttachmentNotFound, raise_all
+from pycni.runtime.errors import AttachmentConflict, AttachmentNotFound, name_holders, raise_all
 from pycni.runtime.events import EventLog, Kind, about
 from pycni.runtime.libcni_cache import LibcniCache
 from pycni.runtime.locks import Admission, SharedLocks
@@ -423,6 +423,7 @@ class Node:
                 validated=True,
             )
         except CniError as error:
+            name_holders(error, lambda: (each.key for each in self.store.list_attachments()))
             with unwritten(error):
                 if error.residue == "NONE":
                     self._forget(attachment)

@@ -21,6 +21,7 @@ from pycni.errors import (
 )
 from pycni.model.deadline import Deadline
 from pycni.model.request import Verb
+from pycni.net.owner import Owner
 from pycni.runtime.attachments import AttachmentKey, State
 from pycni.runtime.errors import (
     AttachmentConflict,
@@ -256,6 +257,17 @@ def test_a_failed_add_is_told_although_it_cannot_be_remembered(
         node.add("net", params())
     assert "not remembered: disk full" in caught.value.details
     assert State.ADDING == state(node)  # a debt, which recovery settles
+
+
+def test_an_error_names_the_attachment_whose_tag_it_has(lab: Lab, node: Node) -> None:
+    """A tag is a hash, which helps nobody to find who has the port."""
+    node.add("net", params())
+    holder, stranger = Owner(*msgspec.structs.astuple(KEY)).tag, Owner("net", "c9", "eth0").tag
+    lab.b.failures[Verb.ADD] = CniError("in use", f"held by {holder} and {stranger}")
+    with pytest.raises(CniError, match="in use") as caught:
+        node.add("net", params(container_id="c2"))
+    assert f"; {holder} is attachment {KEY}" in caught.value.details
+    assert f"{stranger} is" not in caught.value.details
 
 
 # -- delete ----------------------------------------------------------------------------------------
