@@ -34,7 +34,7 @@ OURS = ("static", "host-local", "loopback", "bridge", "tuning", "portmap")
 GO = Path("/usr/lib/cni")
 CASES = {case.id: case for case in table()}
 
-GO_PLUGINS = ("static", "loopback", "host-local", "host-device", "ptp", "sbr")
+GO_PLUGINS = ("static", "loopback", "host-local", "host-device", "sbr")
 # Debian's are 1.1.1, whose texts and layout are older than what `strict` means.
 NOT_CONVERTED = "without prevResult the result has the shape of 1.0.0, whatever the version"
 NO_UNDO = "what a delegate may have kept when its ADD failed is not given back"
@@ -55,7 +55,6 @@ KNOWN: dict[str, dict[str, str]] = {
         "D3-delegate-stderr": DROPS_WORDS,
         "D5-delegate-undone": NO_UNDO,
     },
-    "ptp": {"D3-delegate-stderr": DROPS_WORDS, "D5-delegate-undone": NO_UNDO},
     "sbr": {
         "A0-stdin-large": OPENS,
         "P6-del-netns-gone": OPENS,
