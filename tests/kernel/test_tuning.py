@@ -496,6 +496,10 @@ class TestAllowlist:
         assert 999 == code
         assert message.startswith(f'{allowlist}: not a regular expression: "net.("')
 
+        allowlist.write_bytes(b"\xff\n")
+        code, message = tuned.fault(tuned.config(sysctl={"net.core.somaxconn": "555"}))
+        assert (999, f"{allowlist}: not UTF-8 text: invalid start byte") == (code, message)
+
 
 @pytest.mark.go
 @pytest.mark.skipif(not GO.exists(), reason=f"{GO} is not installed")

@@ -229,6 +229,8 @@ def read_allowlist() -> list[str] | None:
         if isinstance(exc.__cause__, FileNotFoundError):
             return None
         raise
+    except UnicodeDecodeError as exc:
+        raise CniError(f"{ALLOWLIST}: not UTF-8 text: {exc.reason}") from exc
     for pattern in patterns:
         try:
             re.compile(pattern)
