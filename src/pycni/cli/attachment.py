@@ -139,8 +139,15 @@ def gc(
         )
         return
     for one in response.networks:
-        what = "skipped" if one.skipped else f"{len(one.deleted)} stale attachments"
-        typer.echo(f"{one.network}: {what}")
+        typer.echo(f"{one.network}: {collected(one, dry_run=dry_run)}")
+
+
+def collected(one: attachments_pb2.GcResult, *, dry_run: bool = False) -> str:
+    """What became of a network in a GC, in words."""
+    keys = ", ".join(f"{key.container_id} {key.ifname}" for key in one.deleted)
+    found = f"{'would delete' if dry_run else 'deleted'} {keys}" if keys else "nothing stale"
+    # Disabled there, a file's (other runtimes use it too), or before version 1.1.0 of the SPEC.
+    return f"{found}; its plugins were not asked" if one.skipped else found
 
 
 def list_attachments(
