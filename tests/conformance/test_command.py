@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,13 @@ def run(*arguments: str, user: int | None = None) -> subprocess.CompletedProcess
 def invoke(*arguments: str) -> Result:
     """The command in this process, for what needs no namespaces."""
     return CliRunner().invoke(app, ["conformance", *arguments], env={"COLUMNS": "200"})
+
+
+def runs(command: str) -> bool:
+    """Whether a process of that command line is running."""
+    return not subprocess.run(
+        ["pgrep", "-fx", command], capture_output=True, check=False
+    ).returncode
 
 
 @pytest.fixture
@@ -134,8 +143,7 @@ def test_nothing_happens_to_the_machine(tmp_path: Path) -> None:
     assert not touched.exists()
     assert not Path("/run/harm").exists()
     assert [] == before.diff(snapshot())
-    running = subprocess.run(["pgrep", "-f", "^sleep 1000$"], capture_output=True, check=False)
-    assert b"" == running.stdout
+    assert not runs("sleep 1000")
 
 
 def test_what_does_not_answer_as_a_plugin_is_left_alone(as_user: None, tmp_path: Path) -> None:
@@ -146,6 +154,21 @@ def test_what_does_not_answer_as_a_plugin_is_left_alone(as_user: None, tmp_path:
     assert (1, 1) == (done.exit_code, counts["fail"])
     named = invoke("--bin-dir", str(tmp_path), "--json", "--plugin", "other")
     assert json.loads(named.stdout)["summary"]["fail"] > 20
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_when_it_is_told_to(tmp_path: Path, signum: signal.Signals) -> None:
+    """At once, with the plugin that is running."""
+    write(tmp_path / "bin", "slow", "#!/bin/sh\nexec sleep 2000\n")
+    arguments = ["conformance", "--bin-dir", str(tmp_path / "bin"), "--timeout", "60"]
+    process = subprocess.Popen([sys.executable, "-m", "pycni.cli.main", *arguments])
+    while not runs("sleep 2000"):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signum)
+    assert 128 + signum == process.wait(10)
+    assert not runs("sleep 2000")
 
 
 @pytest.mark.root

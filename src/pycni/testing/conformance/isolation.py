@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 from pycni.errors import IOFailure
 
@@ -27,7 +29,10 @@ SEARCH = "/usr/sbin:/sbin:/usr/bin:/bin"
 
 
 def enter() -> str:
-    """Become this command again, inside; return "" there, or what keeps us from it."""
+    """Run this command again, inside, and exit as it does; return "" there.
+
+    Otherwise: what keeps us from it.
+    """
     if os.environ.pop(INSIDE, "") == "1":
         return ""
     if os.geteuid() != 0:
@@ -40,7 +45,24 @@ def enter() -> str:
         return f"no namespaces here: {tried.stderr.decode(errors='replace').strip()}"
     environment = {**os.environ, INSIDE: "1"}
     command = [program, *NAMESPACES, sys.executable, "-m", "pycni.cli.main", *sys.argv[1:]]
-    return os.execve(program, command, environment)
+    return _exit_as(subprocess.Popen(command, env=environment))
+
+
+def _exit_as(process: subprocess.Popen[bytes]) -> NoReturn:
+    """Wait for it and exit with its status; it ends when we are told to.
+
+    unshare itself ignores SIGTERM, but takes everything along when it is killed.
+    """
+
+    signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))
+    try:
+        status = process.wait()
+    except KeyboardInterrupt:  # the terminal has told the command too
+        sys.exit(128 + signal.SIGINT)
+    finally:
+        process.kill()
+        process.wait()
+    sys.exit(status if status >= 0 else 128 - status)
 
 
 def cover(bin_dir: Path) -> list[str]:
