@@ -13,6 +13,7 @@ never reached it raises ServiceUnavailable.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self, cast
@@ -27,6 +28,10 @@ from pycni.service.tls import client_credentials
 DEFAULT_SOCKET = "/run/pycni/cni.sock"
 MAX_SOCKET_PATH = 107  # sun_path less the terminating NUL (unix(7))
 MAX_MESSAGE_BYTES = 128 * 1024 * 1024
+
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+NOBODY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+RETRY_S = 0.1
 
 START_IT = "start it with `pycni serve`, or name its socket"
 CHECK_TLS = "is it there, and do it and the client know each other's authority?"
@@ -87,13 +92,27 @@ class Client:
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait for the service to be there; raise ServiceUnavailable (11) after `timeout_s`."""
-        try:
-            grpc.channel_ready_future(self._channel).result(timeout_s)
-        except grpc.FutureTimeoutError:
-            raise ServiceUnavailable(
-                f"no pycni service answers on {self.target} within {timeout_s:g} s",
-                hint=self._hint,
-            ) from None
+        # A call, not grpc.channel_ready_future: that one can miss the moment and then wait for ever
+        # while calls get through (grpcio 1.85; about one in a hundred while a server starts).
+        ask = self._channel.unary_unary(HEALTH_CHECK, bytes, bytes)
+        end = time.monotonic() + timeout_s
+        reason = ""
+        while (left := end - time.monotonic()) > 0:
+            try:
+                ask(b"", timeout=left, wait_for_ready=True)
+            except grpc.RpcError as failed:
+                call = cast(grpc.Call, failed)
+                if call.code() not in NOBODY:
+                    return  # even a refusal is an answer
+                reason = call.details() or ""
+                time.sleep(min(RETRY_S, left))
+            else:
+                return
+        raise ServiceUnavailable(
+            f"no pycni service answers on {self.target} within {timeout_s:g} s",
+            reason,
+            hint=self._hint,
+        )
 
     def close(self) -> None:
         """Close the connection; streams end."""

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+from concurrent import futures
 from pathlib import Path
 
 import grpc
@@ -51,3 +53,13 @@ def test_a_call_that_ran_out_of_time_says_what_becomes_of_it(tmp_path: Path) -> 
             )
     assert "DEADLINE_EXCEEDED: the call did not end within its timeout" == caught.value.msg
     assert "List shows" in caught.value.details
+
+
+def test_a_refusal_shows_that_the_service_is_there(tmp_path: Path) -> None:
+    """Who may not even ask for health has waited long enough all the same."""
+    server = grpc.server(futures.ThreadPoolExecutor(1))  # which has no method at all
+    server.add_insecure_port(f"unix:{tmp_path}/cni.sock")
+    with Client(str(tmp_path / "cni.sock")) as client:
+        threading.Timer(0.3, server.start).start()  # bound, and not yet serving
+        client.wait_ready(10)
+    server.stop(0).wait()
