@@ -18,7 +18,7 @@ import pytest
 
 from pycni.client import Client
 from pycni.errors import CniError
-from pycni.service.pb.cni.v2alpha1 import attachments_pb2, config_pb2, networks_pb2
+from pycni.service.pb.cni.v2alpha1 import attachments_pb2, config_pb2, networks_pb2, node_pb2
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs/examples"
@@ -174,6 +174,16 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     """End it as a crash would."""
     process.send_signal(signal.SIGKILL)
     process.wait()
+
+
+def await_absence(client: Client, plugin_type: str) -> None:
+    """Wait until the service knows that the type's daemon is gone: an ADD before that may fail."""
+    request = node_pb2.ListPluginsRequest(type=plugin_type)
+
+    def absent() -> bool:
+        return client.node.ListPlugins(request).plugins[0].HasField("error")
+
+    eventually(absent, f"the end of the daemon of {plugin_type}")
 
 
 @contextlib.contextmanager

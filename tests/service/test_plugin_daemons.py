@@ -87,6 +87,7 @@ def test_calls_wait_for_a_daemon_that_died(world: World, container: str) -> None
     client = world.client()
     await_plugin(client, "scripted")
     helpers.kill(daemon)
+    helpers.await_absence(client, "scripted")
     with futures.ThreadPoolExecutor() as pool:
         waiting = pool.submit(add, client, net(world.scripted()), container)
         time.sleep(0.5)
@@ -102,6 +103,7 @@ def test_a_call_gives_up_at_its_deadline(world: World, container: str) -> None:
     await_plugin(client, "scripted")
     world.install("scripted", SCRIPTED)
     helpers.kill(daemon)
+    helpers.await_absence(client, "scripted")
     with pytest.raises(CallFailed, match="DEADLINE_EXCEEDED"):
         add(client, net(world.scripted()), container, timeout=1)
     assert [] == world.lines()
