@@ -325,6 +325,11 @@ def _translate(failed: grpc.RpcError, what: str, endpoint: str, deadline: Deadli
     """What a failed call means to the chain; the plugin's own error as it is."""
     call = cast(grpc.Call, failed)  # true of every finished call; the stubs do not know
     status, said = call.code(), call.details() or ""
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        return PluginFailed(
+            f"{what}: what listens at {endpoint} does not serve it",
+            hint="a plugin daemon serves cni.v2alpha1.Plugin, all six verbs of it",
+        )
     error = wire.find_error(failed)
     if error is not None:
         return _own(error, what, endpoint)
@@ -334,8 +339,6 @@ def _translate(failed: grpc.RpcError, what: str, endpoint: str, deadline: Deadli
         return TryAgain(f"{what} was cancelled by the caller", f"at {endpoint}")
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return ConnectionLost(f"{what}: no answer from the daemon at {endpoint}", said)
-    if status is grpc.StatusCode.UNIMPLEMENTED:
-        said = f"{said}; it must serve cni.v2alpha1.Plugin and all six verbs"
     return PluginFailed(f"{what}: the daemon at {endpoint} answered {status.name}", said)
 
 
