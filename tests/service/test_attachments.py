@@ -201,6 +201,13 @@ def test_every_failure_says_whom_it_concerns(service: Service, make_netns: MakeN
     with pytest.raises(CniError) as collected:
         service.client.attachments.Gc(attachments_pb2.GcRequest())
     assert ["s1", "s1", "s2", "s2"] == [cause.network for cause in collected.value.causes]
+    with pytest.raises(CniError) as inline:
+        request = attachments_pb2.AddRequest(container_id="c1", netns=netns, ifname="lo")
+        request.network.inline.json = json.dumps(network({"type": "gone"}, name="own")).encode()
+        service.client.attachments.Add(request)
+    assert ("own", "c1", "lo") == (
+        inline.value.network, inline.value.container_id, inline.value.ifname,
+    )  # fmt: skip
     (service.plugin_path / "stuck.free").touch()
     service.client.attachments.DetachAll(attachments_pb2.DetachAllRequest(container_id="c1"))
     assert [] == service.attachments()

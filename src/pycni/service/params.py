@@ -93,11 +93,22 @@ def concerning(
     except CniError as error:
         error.residue = error.residue or residue
         for one in (error, *getattr(error, "errors", ())):
-            one.network = one.network or key.network
+            one.network = one.network or key.network or _inline_name(request)
             one.container_id = one.container_id or key.container_id
             one.ifname = one.ifname or key.ifname
             one.field = one.field or _find_field(one, request, where)
         raise
+
+
+def _inline_name(request: Any) -> str:
+    """The name in a configuration that came with the request as JSON; empty if there is none."""
+    if request is None or not request.network.inline.json:
+        return ""
+    with contextlib.suppress(CniError):
+        for key, value in jsonio.decode_raw_object(request.network.inline.json).items():
+            if jsonio.fold_key(key) == "name":
+                return jsonio.decode(value, str)
+    return ""
 
 
 def _find_field(error: CniError, request: Any, where: str) -> str:
