@@ -80,16 +80,27 @@ def print_table(headings: Iterable[str], rows: Iterable[Iterable[str]], *, empty
 def report(error: CniError) -> int:
     """Print `error` on stderr and return the exit status that tells scripts its kind."""
     lines = [f"pycni: {error.msg}"]
-    where = [f"plugins[{error.plugin_index}] {error.plugin_type}"] if error.plugin_type else []
-    if error.verb:
-        where.append(str(error.verb))
+    where = _where(error)
     if where:
-        lines.append(f"  in: {' '.join(where)}")
-    if error.details:
+        lines.append(f"  in: {where}")
+    if error.causes:  # the details would say the same, without whom each concerns
+        lines += [f"  {_place(cause)}{cause}" for cause in error.causes]
+    elif error.details:
         lines.append(f"  {error.details}")
     lines.append(f"  CNI error code {error.wire_code}")
     sys.stderr.write("\n".join(lines) + "\n")
     return exit_status(error)
+
+
+def _where(error: CniError) -> str:
+    plugin = f"plugins[{error.plugin_index}] {error.plugin_type}" if error.plugin_type else ""
+    return " ".join(part for part in (plugin, str(error.verb or "")) if part)
+
+
+def _place(error: CniError) -> str:
+    attachment = "/".join(filter(None, (error.network, error.container_id, error.ifname)))
+    place = " ".join(filter(None, (attachment, _where(error))))
+    return f"{place}: " if place else ""
 
 
 def exit_status(error: CniError) -> int:
