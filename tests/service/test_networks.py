@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import grpc
 import pytest
 from google.protobuf import duration_pb2
 
-from pycni.client import Client
+from pycni.client import CallFailed, Client
 from pycni.errors import CniError, InvalidConfig
 from pycni.kernel.netns import Netns
 from pycni.service.pb.cni.v2alpha1 import config_pb2, networks_pb2
@@ -27,6 +28,14 @@ case $CNI_COMMAND in
 VERSION) echo '{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"]}' ;;
 STATUS) echo asked >>"$0.log"; [ -e "$0.well" ] || {
     echo '{"code":50,"msg":"no uplink"}'; exit 1; } ;;
+esac
+"""
+
+THINKS = """#!/bin/sh
+read -r _ || true
+case $CNI_COMMAND in
+VERSION) echo '{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"]}' ;;
+STATUS) sleep 0.5 ;;
 esac
 """
 
@@ -227,6 +236,22 @@ def test_status_is_data_and_remembered(service: Service) -> None:
         ask(networks=[config_pb2.NetworkRef(name="nowhere")])
     assert grpc.StatusCode.NOT_FOUND is status_of(caught)
     assert ("nowhere", "networks[0]") == (caught.value.network, caught.value.field)
+
+
+def test_an_impatient_reader_makes_no_network_unready(service: Service) -> None:
+    """Whose call ends before the plugin has answered; nobody else is told that it is not well."""
+    service.install("thinks", THINKS)
+    service.put(network({"type": "thinks"}))
+    now = networks_pb2.NetworkStatusRequest(max_age=duration_pb2.Duration())
+    assert service.client.networks.Status(now).networks[0].ready
+    changes = events(service.client, names=["net"])
+    assert [("changed", "net"), ("synced", "")] == [what(next(changes)), what(next(changes))]
+    with pytest.raises(CallFailed):
+        service.client.networks.Status(now, timeout=0.1)
+    time.sleep(1)
+    assert service.client.networks.Status(networks_pb2.NetworkStatusRequest()).networks[0].ready
+    service.put(network({"type": "thinks"}) | {"x": 1})
+    assert ("changed", "net") == what(next(changes))
 
 
 def test_a_plugin_older_than_status_is_not_asked(service: Service) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 from pycni.errors import CniError
 from pycni.log import Log
-from pycni.model.deadline import Deadline
 from pycni.runtime.confdir import Fault
 from pycni.runtime.events import Event, Kind
 from pycni.runtime.node import Node
@@ -100,6 +99,4 @@ class News:
         for network in self._node.networks.list():
             if self._stopped.is_set():
                 return
-            self._node.readiness.get(
-                network, max_age_s=self._status_s / 2, deadline=Deadline(self._status_s)
-            )
+            self._node.readiness.get(network, max_age_s=self._status_s / 2)

@@ -19,6 +19,7 @@ from pycni.runtime.networks import Network
 from pycni.runtime.runtime import Condition, Runtime
 
 MAX_AGE_S = 5.0
+PLUGINS_S = 10.0
 REMEMBERED = 1024
 
 
@@ -66,14 +67,18 @@ class Readiness:
     def get(
         self, network: Network, *, max_age_s: float = MAX_AGE_S, deadline: Deadline | None = None
     ) -> NetworkReadiness:
-        """An answer not older than `max_age_s`; 0 asks the plugins now."""
+        """An answer not older than `max_age_s`; 0 asks the plugins now.
+
+        Plugins that do not answer within `PLUGINS_S` are not ready. A caller who has less time
+        learns nothing of them by that: TryAgain (11), and nothing is remembered.
+        """
         key = network.name, network.etag
         with self._lock:
             before = self._known.get(key)
         now = self._clock()
         if before is not None and now - before.last_checked < max_age_s:
             return before
-        conditions = self._runtime.conditions(network.config, deadline=deadline)
+        conditions = self._ask(network, deadline)
         answer = _compare(network.name, conditions, before, now)
         with self._lock:
             self._known[key] = answer
@@ -84,6 +89,20 @@ class Readiness:
                 Event(kind=Kind.NETWORK_READINESS, network=network.name, detail=answer)
             )
         return answer
+
+    def _ask(self, network: Network, deadline: Deadline | None) -> tuple[Condition, ...]:
+        caller = deadline or Deadline()
+        left = caller.remaining_s()
+        hurried = left is not None and left < PLUGINS_S
+        limit = Deadline(left if hurried else PLUGINS_S)
+        forget = caller.on_cancel(limit.cancel)
+        try:
+            conditions = self._runtime.conditions(network.config, deadline=limit)
+        finally:
+            forget()
+        if limit.cancelled or (hurried and limit.expired):
+            limit.check(f'STATUS of network "{network.name}"')
+        return conditions
 
 
 def _compare(

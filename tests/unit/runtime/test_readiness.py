@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
-from pycni.errors import LimitedConnectivity, NotAvailable
+import pytest
+
+from pycni.errors import LimitedConnectivity, NotAvailable, TryAgain
+from pycni.model.deadline import Deadline
 from pycni.model.request import Verb
+from pycni.runtime.events import EventLog
 from pycni.runtime.networks import Network
 from pycni.runtime.readiness import Readiness
 from tests.unit.runtime.fakes import Lab, network
@@ -52,6 +56,25 @@ def test_changes_are_dated_and_others_keep_their_time() -> None:
     answer = readiness.get(net)
     assert (False, 200.0, 300.0) == (answer.ready, answer.since, answer.last_checked)
     assert [100.0, 300.0] == [plugin.since for plugin in answer.plugins]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_caller_in_a_hurry_makes_nothing_unready(cancelled: bool) -> None:
+    """That his time was over says nothing of the plugins; what was known stays known."""
+    lab, events = Lab(), EventLog()
+    readiness = Readiness(lab.runtime, events=events)
+    net = Network(name="net", config=network("a"), etag="1")
+    before = readiness.get(net)
+    assert before.ready
+    lab.a.failures[Verb.STATUS] = TryAgain("did not finish before its deadline")
+    deadline = Deadline() if cancelled else Deadline(0)
+    if cancelled:
+        deadline.cancel()
+    with pytest.raises(TryAgain, match='STATUS of network "net"'):
+        readiness.get(net, max_age_s=0, deadline=deadline)
+    assert before is readiness.get(net)
+    assert events.watch().get(0) is None
+    assert not readiness.get(net, max_age_s=0, deadline=Deadline(60)).ready
 
 
 def test_a_network_without_the_verb_is_ready() -> None:
