@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -33,6 +34,8 @@ CASE, VERB = "container start, edge", "ADD"
 NOTHING, SHIM, ONE_EXEC, GO = "does nothing", "shim", "one exec", "go plugins"
 SOURCE = Path(__file__).with_name("nothing.c")
 TIMEOUT_S = 30
+# What the last container leaves to the kernel must not fall on the next one.
+PAUSE_S = 0.2
 
 
 def nothing(machine: Machine) -> None:
@@ -106,14 +109,14 @@ def start(containerd: Containerd, name: str) -> float:
 
 
 def measure(runs: int) -> dict[str, list[float]]:
-    """Start a container on every side in turn, another one first each time."""
+    """Start a container on every side in turn, in another order each time."""
     samples: dict[str, list[float]] = {name: [] for name in SIDES}
     with containerds() as made:
-        names = list(made)
+        order = random.Random(0)
         rounds = range(runs + WARM_UP)
         for number in track(rounds, "starting containers", console=Console(stderr=True)):
-            first = number % len(names)
-            for name in names[first:] + names[:first]:
+            for name in order.sample(list(made), len(made)):
+                time.sleep(PAUSE_S)
                 took = start(made[name], f"bench{number}")
                 if number >= WARM_UP:
                     samples[name].append(took)
