@@ -168,7 +168,9 @@ def test_it_ends_when_it_is_told_to(tmp_path: Path, signum: signal.Signals) -> N
     """At once, with the plugin that is running."""
     write(tmp_path / "bin", "slow", "#!/bin/sh\nexec sleep 2000\n")
     arguments = ["conformance", "--bin-dir", str(tmp_path / "bin"), "--timeout", "60"]
-    process = subprocess.Popen([sys.executable, "-m", "pycni.cli.main", *arguments])
+    # A shell gives what it starts in the background, these tests perhaps, no SIGINT.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "pycni.cli.main", *arguments]
+    process = subprocess.Popen(command)
     while not runs("sleep 2000"):
         assert process.poll() is None
         time.sleep(0.05)
