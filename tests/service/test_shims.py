@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -217,16 +219,77 @@ def test_without_an_interpreter_the_fallback_says_so(
     assert gone == json.loads(done.stdout)["details"]
 
 
+@pytest.mark.parametrize("kind", SHIMS)
 def test_without_packages_the_fallback_says_so(
-    tmp_path: Path, shims: dict[str, Callable[..., bytes]]
+    tmp_path: Path, shims: dict[str, Callable[..., bytes]], kind: str
 ) -> None:
-    """pycni has moved, say, and the Python shim is left."""
-    shim = shims["python"](
+    """pycni has moved, say, or was installed for another interpreter."""
+    shim = shims[kind](
         socket=str(tmp_path / "s"), interpreter=sys.executable, packages=str(tmp_path / "gone")
     )
     installation.install(tmp_path, shim, names=["static"])
     done = run(tmp_path)
     assert_try_again(done, "no pycni service listens and the interpreter has no pycni")
+
+
+def test_a_path_in_an_error_is_escaped(
+    tmp_path: Path, shims: dict[str, Callable[..., bytes]]
+) -> None:
+    """Whatever an interpreter's path holds, the error is JSON."""
+    gone = str(tmp_path / 'a"b\\c\td')
+    shim = shims["compiled"](socket=str(tmp_path / "s"), interpreter=gone)
+    installation.install(tmp_path, shim, names=["static"])
+    assert gone == json.loads(run(tmp_path).stdout)["details"]
+
+
+# -- descriptors that are closed -------------------------------------------------------------------
+
+
+def run_closed(bin_dir: Path, descriptor: int, **env: str) -> subprocess.CompletedProcess[bytes]:
+    """Execute a plugin that finds a standard descriptor closed."""
+    return subprocess.run(
+        ["sh", "-c", f'exec "$0" {descriptor}>&-', str(bin_dir / "static")],
+        input=CONFIG,
+        env={"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "e", "CNI_NETNS": "/n"}
+        | env,
+        capture_output=True,
+        timeout=15,
+        check=False,
+    )
+
+
+def say_done(connection: socket.socket) -> None:
+    """Answer with something on both streams."""
+    receive_request(connection)
+    connection.sendall(framing.encode_reply(Reply(0, b"done", b"said")))
+    assert b"" == connection.recv(1)  # and nothing comes back but the end
+
+
+@pytest.mark.parametrize("service", [True, False])
+def test_a_closed_stdin_is_code_5(
+    bin_dir: Path, listen: Callable[[Behaviour], Path], service: bool
+) -> None:
+    """It is not mistaken for the socket, which would have the number next."""
+    path = str(listen(lambda connection: connection.recv(1) and None)) if service else ""
+    done = run_closed(bin_dir, 0, PYCNI_SHIM_SOCKET=path)
+    error = json.loads(done.stdout)
+    assert (1, 5) == (done.returncode, error["code"])
+    assert error["msg"].startswith("error reading from stdin")
+
+
+@pytest.mark.parametrize("service", [True, False])
+def test_a_closed_stdout_is_a_failure(
+    bin_dir: Path, listen: Callable[[Behaviour], Path], service: bool
+) -> None:
+    """The result went nowhere, least of all to the service."""
+    path = str(listen(say_done)) if service else ""
+    assert 1 == run_closed(bin_dir, 1, PYCNI_SHIM_SOCKET=path).returncode
+
+
+def test_a_closed_stderr_is_none(bin_dir: Path, listen: Callable[[Behaviour], Path]) -> None:
+    """What is only for a log fails no call."""
+    done = run_closed(bin_dir, 2, PYCNI_SHIM_SOCKET=str(listen(say_done)))
+    assert (0, b"done", b"") == (done.returncode, done.stdout, done.stderr)
 
 
 # -- a service that fails --------------------------------------------------------------------------
@@ -271,6 +334,41 @@ def test_a_broken_reply_is_code_11(
         connection.sendall(frame)
 
     assert_try_again(run(bin_dir, listen(behave)), msg)
+
+
+@pytest.mark.parametrize("limit", ["4294967296", "9" * 5000, "0", "-1", "1.5", "soon", ""])
+def test_a_strange_time_limit_is_no_end(
+    bin_dir: Path, listen: Callable[[Behaviour], Path], limit: str
+) -> None:
+    """A day at most, and what is no number of seconds is as if it were not there."""
+
+    def behave(connection: socket.socket) -> None:
+        receive_request(connection)
+        connection.sendall(OK)
+
+    done = run(bin_dir, listen(behave), PYCNI_SHIM_TIMEOUT=limit)
+    assert (0, b"done", b"") == (done.returncode, done.stdout, done.stderr)
+
+
+def test_a_blocked_alarm_does_not_move_the_time_limit(
+    bin_dirs: dict[str, Path], listen: Callable[[Behaviour], Path]
+) -> None:
+    """A runtime's signal mask is inherited."""
+
+    def trickle(connection: socket.socket) -> None:
+        receive_request(connection)
+        with contextlib.suppress(OSError):
+            for byte in b"\0\0\x10\0" + bytes(30):
+                connection.sendall(bytes((byte,)))
+                time.sleep(0.2)
+
+    path = listen(trickle)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    try:
+        done = run(bin_dirs["compiled"], path, PYCNI_SHIM_TIMEOUT="1")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert_try_again(done, "the pycni service did not answer in time")
 
 
 @pytest.mark.parametrize("trickle", [False, True])

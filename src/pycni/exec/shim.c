@@ -30,6 +30,7 @@
 #define MAX_REQUEST (16u * 1024 * 1024)
 #define MAX_REPLY (64u * 1024 * 1024)
 #define DEFAULT_TIMEOUT_S 120
+#define MAX_TIMEOUT_S 86400
 
 static volatile const char socket_field[FIELD] = "@pycni-socket--@/run/pycni/shim.sock";
 static volatile const char interpreter_field[FIELD] = "@pycni-python--@/usr/bin/python3";
@@ -42,18 +43,31 @@ static const char start[] =
 	"    sys.path += sys.argv[2].split(':')\n"
 	"else:\n"
 	"    import site; site.main()\n"
-	"from pycni.exec.start import main\n"
+	"try:\n"
+	"    from pycni.exec.start import main\n"
+	"except ImportError:\n"
+	"    import json\n"
+	"    msg = 'no pycni service listens and the interpreter has no pycni'\n"
+	"    error = {'code': 11, 'msg': msg, 'details': sys.executable}\n"
+	"    print(json.dumps(error, indent=4), end='')\n"
+	"    sys.exit(1)\n"
 	"main(sys.argv[1])\n";
 
 extern char **environ;
 
 static const char *field(volatile const char *marked) { return (const char *)marked + MARK; }
 
-/* Print a CNI error (the texts hold nothing that JSON would escape) and exit. */
+/* Print a CNI error and exit. Only the details, which may be a path, need escapes. */
 static void fail(int code, const char *msg, const char *details)
 {
-	printf("{\n    \"code\": %d,\n    \"msg\": \"%s\",\n    \"details\": \"%s\"\n}", code, msg,
-	       details);
+	printf("{\n    \"code\": %d,\n    \"msg\": \"%s\",\n    \"details\": \"", code, msg);
+	for (const char *at = details; *at; at++) {
+		if ((unsigned char)*at < ' ')
+			printf("\\u%04x", *at);
+		else
+			printf(*at == '"' || *at == '\\' ? "\\%c" : "%c", *at);
+	}
+	printf("\"\n}");
 	fflush(stdout);
 	_exit(1);
 }
@@ -67,6 +81,35 @@ static void expire(int signal)
 
 	(void)signal;
 	_exit(write(STDOUT_FILENO, text, sizeof text - 1) < 0 ? 2 : 1);
+}
+
+/* A closed descriptor would become that of the socket, and stdin or stdout be the service's. */
+static void occupy_standard_descriptors(void)
+{
+	for (int fd = 0; fd < 3; fd++)
+		if (fcntl(fd, F_GETFD) < 0)
+			open("/dev/null", O_PATH); /* reads and writes fail, as on a closed one */
+}
+
+/* Make `handler` run even if our parent blocks the signal. */
+static void handle(int signal_number, void (*handler)(int))
+{
+	sigset_t set;
+
+	sigemptyset(&set);
+	sigaddset(&set, signal_number);
+	signal(signal_number, handler);
+	sigprocmask(SIG_UNBLOCK, &set, NULL);
+}
+
+static long parse_timeout(const char *text)
+{
+	char *end = NULL;
+	long seconds = text && *text >= '0' && *text <= '9' ? strtol(text, &end, 10) : 0;
+
+	if (seconds <= 0 || *end)
+		return DEFAULT_TIMEOUT_S;
+	return seconds < MAX_TIMEOUT_S ? seconds : MAX_TIMEOUT_S;
 }
 
 static void put_u32(unsigned char *at, uint32_t value)
@@ -99,7 +142,7 @@ static int connect_service(const char *path, long timeout_s)
 	if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0)
 		return fd;
 	if (errno == EAGAIN || errno == EINPROGRESS)
-		fail(11, "the pycni service accepts no connection in time", field(socket_field));
+		fail(11, "the pycni service accepts no connection in time", path);
 	close(fd);
 	return -1;
 }
@@ -211,9 +254,11 @@ int main(int argc, char **argv)
 {
 	const char *slash = argc ? strrchr(argv[0], '/') : NULL;
 	const char *name = slash ? slash + 1 : argc ? argv[0] : "";
-	const char *path = getenv("PYCNI_SHIM_SOCKET"), *limit = getenv("PYCNI_SHIM_TIMEOUT");
+	const char *path = getenv("PYCNI_SHIM_SOCKET");
 	const char *netns_path = getenv("CNI_NETNS");
-	long timeout_s = limit && atol(limit) > 0 ? atol(limit) : DEFAULT_TIMEOUT_S;
+	long timeout_s = parse_timeout(getenv("PYCNI_SHIM_TIMEOUT"));
+
+	occupy_standard_descriptors();
 	int fd = connect_service(path && *path ? path : field(socket_field), timeout_s);
 
 	if (fd < 0) {
@@ -228,7 +273,7 @@ int main(int argc, char **argv)
 	unsigned char *frame = read_request(name, &length);
 	/* O_NONBLOCK: a path that is a FIFO by mistake must not hang the runtime. */
 	int netns = netns_path && *netns_path ? open(netns_path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
-	signal(SIGALRM, expire);
+	handle(SIGALRM, expire);
 	alarm(timeout_s);
 	send_frame(fd, netns, frame, length);
 

@@ -18,15 +18,37 @@ FRAME_VERSION = 1
 MAX_REQUEST = 16 * 1024 * 1024
 MAX_REPLY = 64 * 1024 * 1024
 DEFAULT_TIMEOUT_S = 120
+MAX_TIMEOUT_S = 86400
 NETNS_FLAGS = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK  # a FIFO must not hang us
 FORWARDED = (b"CNI_", b"TRACEPARENT=", b"TRACESTATE=", b"BAGGAGE=")
 
 
 def fail(code, msg, details):
-    """Print a CNI error and exit."""
+    """Print a CNI error and exit; only the details, which may be a path, need escapes."""
+    details = "".join(
+        f"\\u{ord(char):04x}" if char < " " else f"\\{char}" if char in '"\\' else char
+        for char in details
+    )
     text = f'{{\n    "code": {code},\n    "msg": "{msg}",\n    "details": "{details}"\n}}'
-    posix.write(1, text.encode())
-    posix._exit(1)
+    try:
+        posix.write(1, text.encode("utf-8", "surrogateescape"))
+    finally:
+        posix._exit(1)
+
+
+def occupy_standard_descriptors():
+    """Else a closed one would become the socket's, and stdin or stdout be the service's."""
+    for fd in range(3):
+        try:
+            posix.fstat(fd)
+        except OSError:
+            posix.open("/dev/null", posix.O_PATH)  # reads and writes fail, as on a closed one
+
+
+def parse_timeout(text):
+    """Seconds; without a sensible number the default."""
+    seconds = int(text[:18]) if text.isdigit() else 0
+    return min(seconds or DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S)
 
 
 def clock():
@@ -44,7 +66,8 @@ def connect(path, timeout_s):
     try:
         connection.connect(path)
     except BlockingIOError:
-        fail(11, "the pycni service accepts no connection in time", SOCKET)
+        text = path.decode("utf-8", "surrogateescape") if isinstance(path, bytes) else path
+        fail(11, "the pycni service accepts no connection in time", text)
     except OSError:
         connection.close()
         return None
@@ -156,8 +179,8 @@ def main():
     """Run one plugin call through the service."""
     name = sys.argv[0].rpartition("/")[2]
     path = posix.environ.get(b"PYCNI_SHIM_SOCKET") or SOCKET
-    limit = posix.environ.get(b"PYCNI_SHIM_TIMEOUT", b"")
-    timeout_s = int(limit) if limit.isdigit() and int(limit) else DEFAULT_TIMEOUT_S
+    timeout_s = parse_timeout(posix.environ.get(b"PYCNI_SHIM_TIMEOUT", b""))
+    occupy_standard_descriptors()
     connection = connect(path, timeout_s)
     if connection is None:
         run_here(name)
@@ -169,10 +192,12 @@ def main():
     end = 5 + int.from_bytes(body[1:5], "big")
     try:
         write_all(1, body[5:end])
-        write_all(2, body[end:])
     except OSError:
         posix._exit(1)  # nobody is there to be told
-    posix._exit(body[0])
+    try:
+        write_all(2, body[end:])
+    finally:
+        posix._exit(body[0])  # what is only for a log fails no call
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ a shim; `main` is what an executable becomes when no service listens.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -153,6 +155,17 @@ def read_stdin() -> bytes:
     return bytes(data)
 
 
+def _occupy_standard_descriptors() -> None:
+    """Else a closed one would become that of a socket, and stdin or stdout be the kernel's."""
+    if sys.platform != "linux":
+        return
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_PATH)  # reads and writes fail, as on a closed one
+
+
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
@@ -162,6 +175,7 @@ def _write_all(fd: int, data: bytes) -> None:
 def main(plugin: str, plugins: Mapping[str, Plugin[Any]] | None = None) -> NoReturn:
     """Run the plugin named `plugin`, a built-in one or one of `plugins`, in this process; exit."""
     gc.disable()  # the process is over before there is anything to collect
+    _occupy_standard_descriptors()
     from pycni.exec import standalone
 
     env = {name: value for name, value in os.environ.items() if name.startswith("CNI_")}
@@ -171,9 +185,10 @@ def main(plugin: str, plugins: Mapping[str, Plugin[Any]] | None = None) -> NoRet
     except CniError as error:
         reply = Reply(1, encode_error(error), b"")
     try:
-        _write_all(2, reply.stderr)
         _write_all(1, reply.stdout)
     except OSError:
         os._exit(1)  # nobody is there to be told
+    with contextlib.suppress(OSError):  # what is only for a log fails no call
+        _write_all(2, reply.stderr)
     # Taking the interpreter apart costs 10 ms, a sixth of the whole.
     os._exit(reply.exit_status)
