@@ -442,6 +442,8 @@ def test_L19_the_container_id_is_a_digest_of_the_path() -> None:
     ("env", "said"),
     [
         ({"CNI_ARGS": "A"}, 'invalid CNI_ARGS pair "A"'),
+        ({"CNI_ARGS": "A=b=c"}, 'invalid CNI_ARGS pair "A=b=c"'),
+        ({"CNI_ARGS": "A=b;"}, 'invalid CNI_ARGS pair ""'),
         ({"CAP_ARGS": "["}, "CAP_ARGS"),
         ({"NETCONFPATH": "/nowhere"}, "no net configurations found in /nowhere"),
         ({"CNI_IFNAME": "a/b"}, "interface name contains / or :"),

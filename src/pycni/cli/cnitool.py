@@ -129,6 +129,6 @@ def container_id(netns: str) -> str:
 def _pairs(args: str) -> Iterator[tuple[str, str]]:
     for text in args.split(";") if args else ():
         key, equals, value = text.partition("=")
-        if not (key and equals and value):
+        if not (key and equals and value) or "=" in value:  # as cnitool has it
             raise InvalidEnvironment(f'invalid CNI_ARGS pair "{text}"')
         yield key, value
