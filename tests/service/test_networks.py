@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -281,3 +283,18 @@ def test_a_file_is_used_as_soon_as_it_is_there(
         assert service.delete(container_id, network="filed", ifname="lo").existed
     file.unlink()
     eventually(lambda: "filed" not in service.names(), "the removal")
+
+
+def test_install_writes_a_configuration_for_each_network_that_was_put(service: Service) -> None:
+    """Those of files are other runtimes' already."""
+    service.conf_dir.mkdir()
+    file = {"cniVersion": "1.1.0", "name": "file", "plugins": [{"type": "loopback"}]}
+    (service.conf_dir / "10-other.conflist").write_text(json.dumps(file))
+    service.put(service.config())
+    assert {"edge", "file"} == set(service.names())
+    command = [sys.executable, "-m", "pycni.cli.main", "--socket", str(service.socket), "install"]
+    where = ("--bin-dir", str(service.directory / "b"), "--conf-dir", str(service.directory / "c"))
+    subprocess.run([*command, *where, "--python"], check=True, capture_output=True)
+    (path,) = (service.directory / "c").iterdir()
+    plugins = json.loads(path.read_text())["plugins"]
+    assert ("10-edge.conflist", "edge") == (path.name, plugins[0]["network"])

@@ -28,19 +28,7 @@ Name = Annotated[str, typer.Argument(help="The network's name.")]
 @app.command("list")
 def list_networks(context: typer.Context) -> None:
     """List the networks and where they come from."""
-    from pycni.service.pb.cni.v2alpha1 import networks_pb2
-
-    networks: list[networks_pb2.Network] = []
-    request = networks_pb2.ListNetworksRequest()
-    broken: list[networks_pb2.BrokenSource] = []
-    with output.connected(context) as client:
-        while True:
-            page = client.networks.List(request)
-            networks += page.networks
-            broken = list(page.broken)
-            request.page_token = page.next_page_token
-            if not page.next_page_token:
-                break
+    networks, broken = fetch(context)
     if context.obj.json:
         output.print_json([_summary(network) for network in networks])
     else:
@@ -60,6 +48,23 @@ def list_networks(context: typer.Context) -> None:
         )
     for source in broken:
         sys.stderr.write(f"pycni: {source.path}: {source.error.msg}\n")
+
+
+def fetch(
+    context: typer.Context,
+) -> tuple[list[networks_pb2.Network], list[networks_pb2.BrokenSource]]:
+    """The service's networks, and the files that are none because of a fault."""
+    from pycni.service.pb.cni.v2alpha1 import networks_pb2
+
+    networks: list[networks_pb2.Network] = []
+    request = networks_pb2.ListNetworksRequest()
+    with output.connected(context) as client:
+        while True:
+            page = client.networks.List(request)
+            networks += page.networks
+            request.page_token = page.next_page_token
+            if not page.next_page_token:
+                return networks, list(page.broken)
 
 
 @app.command("get")

@@ -37,6 +37,7 @@ PACKAGES_MARK = b"@pycni-packages@"
 
 # The second line of an executable that is the Python shim.
 PYTHON_MARK = b"# A plugin executable of pycni.\n"
+SOCKET_LIMIT = 107  # bytes: sockaddr_un has one more, for the zero
 SHEBANG_LIMIT = 127  # bytes the oldest kernels supported read of the first line
 
 PLUGINS = (*(name for name in BUILTIN if not name.startswith("win-")), TYPE)
@@ -75,6 +76,7 @@ def compiled_shim(binary: bytes, *, socket: str, interpreter: str, packages: str
 
     Without the `packages` of the interpreter it looks for them each time, which takes 2 ms.
     """
+    _check_socket(socket)
     for mark, value in (
         (SOCKET_MARK, socket),
         (INTERPRETER_MARK, interpreter),
@@ -86,6 +88,7 @@ def compiled_shim(binary: bytes, *, socket: str, interpreter: str, packages: str
 
 def python_shim(*, socket: str, interpreter: str, packages: str = "") -> bytes:
     """The Python shim for this interpreter; raise InvalidConfig if no shebang can name it."""
+    _check_socket(socket)
     shebang = f"#!{interpreter} -IS\n".encode()
     if len(shebang) > SHEBANG_LIMIT or any(char.isspace() for char in interpreter):
         raise InvalidConfig(
@@ -171,20 +174,27 @@ def uninstall(directory: Path) -> Changes:
 # -- configurations that name a network of the service ---------------------------------------------
 
 
+def check_reference(directory: Path, network: str, *, force: bool = False) -> Path:
+    """Where `write_reference` would write; raise what it would raise, before anything is done."""
+    path = directory / f"10-{NetworkName.parse(network)}.conflist"
+    if os.path.lexists(path) and not is_reference(path) and (not force or _is_directory(path)):
+        raise IOFailure(
+            f"not pycni's: {path}",
+            hint="" if force else f"--force keeps it as NAME{BACKUP_SUFFIX}",
+        )
+    return path
+
+
 def write_reference(directory: Path, network: str, *, force: bool = False) -> Changes:
     """Write a configuration list for other runtimes whose one plugin runs the whole `network`."""
-    path = directory / f"10-{NetworkName.parse(network)}.conflist"
+    path = check_reference(directory, network, force=force)
     content = reference(network)
-    if path.is_file() and path.read_bytes() == content:
+    if is_reference(path):
         return Changes()
     backed_up: tuple[Path, ...] = ()
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        if os.path.lexists(path) and not is_reference(path):
-            if not force:
-                raise IOFailure(
-                    f"not pycni's: {path}", hint=f"--force keeps it as NAME{BACKUP_SUFFIX}"
-                )
+        if os.path.lexists(path):
             backup = path.with_name(path.name + BACKUP_SUFFIX)
             _keep(path, backup)
             backed_up = (backup,)
@@ -254,6 +264,12 @@ def _fill(binary: bytes, mark: bytes, value: str) -> bytes:
         raise InvalidConfig(f"too long for the shim: {value}")
     field = (mark + encoded).ljust(FIELD_SIZE, b"\0")
     return binary[:start] + field + binary[start + FIELD_SIZE :]
+
+
+def _check_socket(path: str) -> None:
+    """Else every execution would do without the service, and nobody be told."""
+    if len(os.fsencode(path)) > SOCKET_LIMIT:
+        raise InvalidConfig(f"too long for a socket: {path}")
 
 
 def _is_directory(path: Path) -> bool:

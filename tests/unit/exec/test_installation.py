@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -147,9 +148,13 @@ def test_a_binary_without_its_fields_is_refused(content: bytes) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    """A field has 1007 bytes; a first line 127, without spaces."""
-    with pytest.raises(InvalidConfig, match="too long"):
-        installation.compiled_shim(binary(), socket="/" * 1008, interpreter="/p")
+    """A field has 1007 bytes; a socket's path 107; a first line 127, without spaces."""
+    with pytest.raises(InvalidConfig, match="too long for the shim"):
+        installation.compiled_shim(binary(), socket="/s", interpreter="/" * 1008)
+    for make in (partial(installation.compiled_shim, binary()), installation.python_shim):
+        make(socket="/" * 107, interpreter="/p")
+        with pytest.raises(InvalidConfig, match="too long for a socket"):
+            make(socket="/" * 108, interpreter="/p")
     for interpreter in ("/" + "p" * 130, "/with space/python"):
         with pytest.raises(InvalidConfig, match="first line"):
             installation.python_shim(socket="/s", interpreter=interpreter)
@@ -212,17 +217,48 @@ def test_a_networks_name_is_no_way_out_of_the_directory(tmp_path: Path) -> None:
 # -- the command -----------------------------------------------------------------------------------
 
 
+def pycni(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    return subprocess.run(
+        [sys.executable, "-m", "pycni.cli.main", "--json", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+    )
+
+
+def test_a_relative_path_is_made_absolute_in_an_executable(tmp_path: Path) -> None:
+    """A runtime starts it in another directory than that of the installation."""
+    options = ("--bin-dir", "bin", "--python", "--shim-socket", "s", "--interpreter", "p")
+    done = pycni("install", *options, cwd=tmp_path)
+    assert 0 == done.returncode, done.stderr
+    text = (tmp_path / "bin" / "static").read_text()
+    assert text.startswith(f"#!{tmp_path}/p -IS\n")
+    assert f"\nSOCKET = '{tmp_path}/s'\n" in text
+
+
+@pytest.mark.parametrize("network", ["dbnet", "../x"])
+def test_a_refused_configuration_leaves_no_executables(tmp_path: Path, network: str) -> None:
+    """Another's file, or what is no name: all that stands in the way is seen first."""
+    (tmp_path / "10-dbnet.conflist").write_text("{}")
+    where = ("--bin-dir", str(tmp_path / "bin"), "--conf-dir", str(tmp_path))
+    done = pycni("install", *where, "--python", "--network", network)
+    assert (1, "") == (done.returncode, done.stdout)
+    assert ["10-dbnet.conflist"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_without_a_service_no_network_gets_a_configuration_by_itself(tmp_path: Path) -> None:
+    """The executables are installed, and it is said why there is nothing else."""
+    where = ("--bin-dir", str(tmp_path / "bin"), "--conf-dir", str(tmp_path / "net.d"))
+    done = pycni("--socket", str(tmp_path / "s"), "install", *where, "--python")
+    assert (0, len(PLUGINS)) == (done.returncode, len(json.loads(done.stdout)["written"]))
+    assert f"no service listens on {tmp_path / 's'}" in done.stderr
+    assert not (tmp_path / "net.d").exists()
+
+
 def test_the_command_installs_and_uninstalls(tmp_path: Path) -> None:
     """With the Python shim, which needs no compiler; JSON says what was done."""
-
-    def pycni(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "pycni.cli.main", "--json", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
     bin_dir, conf_dir = tmp_path / "bin", tmp_path / "net.d"
     where = ("--bin-dir", str(bin_dir), "--conf-dir", str(conf_dir))
     options = ("--python", "--interpreter", "/usr/bin/python3", "--network", "dbnet")
