@@ -8,6 +8,7 @@ plugins. `static` needs no kernel, so what is tested with it needs no privileges
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -257,6 +258,36 @@ def test_P16_a_bug_is_code_999(face: Face, monkeypatch: pytest.MonkeyPatch) -> N
     assert 999 == code
     assert msg.startswith("internal error in ADD of plugin static (log id ")
     assert "secret" not in msg
+
+
+# -- an address plugin's verbs ---------------------------------------------------------------------
+
+
+def leasing(directory: Path, name: str = "net", **members: Any) -> dict[str, Any]:
+    """A configuration of host-local with one address to give."""
+    ipam = {"type": "host-local", "subnet": "10.9.0.0/30", "dataDir": str(directory)}
+    return {"cniVersion": "1.1.0", "name": name, "type": "host-local", "ipam": ipam, **members}
+
+
+def test_P8b_status_is_50_when_every_address_is_given(face: Face, tmp_path: Path) -> None:
+    """As ADD would say, and until one is given back."""
+    config = leasing(tmp_path)
+    assert 0 == face("host-local", "STATUS", config).status
+    assert 0 == face("host-local", "ADD", config).status
+    assert 50 == face("host-local", "STATUS", config).error[0]
+    assert 0 == face("host-local", "DEL", config).status
+    assert 0 == face("host-local", "STATUS", config).status
+
+
+def test_P9d_gc_touches_its_own_network_only(face: Face, tmp_path: Path) -> None:
+    """It needs no namespace, says nothing, and another network's lease stays."""
+    for name in ("one", "two"):
+        assert 0 == face("host-local", "ADD", leasing(tmp_path, name)).status
+    valid = {"cni.dev/valid-attachments": []}
+    done = face("host-local", "GC", leasing(tmp_path, "one", **valid), CNI_NETNS=None)
+    assert (0, b"") == (done.status, done.stdout)
+    leases = [path.parent.name for path in tmp_path.glob("*/10.*")]
+    assert ["two"] == leases
 
 
 # -- CNI_ARGS --------------------------------------------------------------------------------------

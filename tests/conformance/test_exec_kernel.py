@@ -58,6 +58,20 @@ def bridge(**members: Any) -> dict[str, Any]:
 # -- namespaces ------------------------------------------------------------------------------------
 
 
+def test_R1_R2_a_namespace_is_made_and_removed_by_the_runtime_alone(
+    face: Face, container: Netns, tmp_path: Path
+) -> None:
+    """One that is missing is error 8 and stays missing, and one that is there outlives a DEL."""
+    missing = tmp_path / "missing"
+    assert 8 == face("loopback", "ADD", LOOPBACK, CNI_NETNS=str(missing), CNI_IFNAME="lo").error[0]
+    assert not missing.exists()
+    identity = os.stat(container.path).st_ino
+    for verb in ("ADD", "DEL"):
+        done = face("loopback", verb, LOOPBACK, CNI_NETNS=container.path, CNI_IFNAME="lo")
+        assert 0 == done.status, done.stdout
+    assert identity == os.stat(container.path).st_ino
+
+
 def test_P3_P5a_add_works_in_the_namespace_and_returns_a_result(
     face: Face, container: Netns
 ) -> None:
@@ -349,3 +363,19 @@ def test_without_a_service_executions_take_turns(
     assert [0] * 6 == attach("ADD")
     assert 6 == inner.asked().count("ADD")
     assert [0] * 6 == attach("DEL")
+
+
+@pytest.mark.parametrize("printed", ["", "done", "[]", '{"ips": [{"address": "none"}]}'])
+def test_D6_a_delegate_succeeds_with_a_result_on_stdout(
+    face: Face, container: Netns, foreign: Foreign, printed: str
+) -> None:
+    """Exit status 0 alone is none; what it may have done is undone (D5), and no interface is left.
+
+    Nothing at all is a result without addresses to Go, which a bridge does not take either.
+    """
+    foreign.write("result", printed)
+    done = face("bridge", "ADD", bridge(), CNI_NETNS=container.path)
+    assert (1, True) == (done.status, done.document["code"] > 0)
+    first, *others = foreign.asked()
+    assert ("ADD", {"DEL"}) == (first, set(others))
+    assert ["lo"] == [link["ifname"] for link in json_in(container, "ip", "-j", "link")]

@@ -219,6 +219,20 @@ def test_R21_status_stops_at_the_first_failure(world: World) -> None:
     assert 1 == world.second.asked().count("STATUS")
 
 
+def test_R22_P8d_a_failed_status_gates_no_other_verb(world: World) -> None:
+    """Who does not ask, or asks and goes on, is served."""
+    network = world.write()
+    for plugin in (world.first, world.second):
+        plugin.write("fail-STATUS", {"code": 50, "msg": "not now"})
+    with pytest.raises(CniError, match="not now"):
+        world.cni.status(network)
+    world.cni.add(network, params())
+    world.cni.check(network, params())
+    world.cni.delete(network, params())
+    world.cni.gc(network, [])
+    assert ["STATUS", "ADD", "CHECK", "DEL", "GC"] == world.first.asked()
+
+
 def test_Q4_capabilities_are_not_handed_on(world: World) -> None:
     """Decision 3.7: the SPEC's way; libcni leaves them in."""
     world.cni.add(world.write(), params())
@@ -265,6 +279,18 @@ def test_L8_the_file_is_the_one_libcni_writes(world: World) -> None:
         "result": RESULT,
     }
     assert expected == json.loads(path.read_bytes())
+
+
+def test_L7_a_cache_is_its_directory_s_alone(world: World, tmp_path: Path) -> None:
+    """libcni's own unless another is named; who names another sees nothing of it."""
+    assert "/var/lib/cni" == Libcni([]).cache.path
+    network = world.write()
+    world.cni.add(network, params())
+    nested = Libcni([str(world.bin)], cache_dir=str(tmp_path / "nested"))
+    assert () == nested.cached_attachments("c1")
+    nested.delete(network, params())
+    assert 1 == len(world.cni.cached_attachments("c1"))
+    assert "prevResult" not in world.first.stdin(-1)
 
 
 def test_L9_a_failed_add_is_not_cached(world: World) -> None:
