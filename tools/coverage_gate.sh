@@ -14,7 +14,7 @@ gate() { # gate FLOOR [REPORT-OPTION...]
         printf '%s' "$total"
         return
     fi
-    $COVERAGE report --fail-under="$floor" "$@" >&2
+    $COVERAGE report --precision=1 --fail-under="$floor" "$@" >&2
 }
 
 core=$(gate 100 --include="$EVERYTHING")
